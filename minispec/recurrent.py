@@ -132,8 +132,8 @@ class GatedDeltaNet(nn.Module):
 
 
 class States:
-    """Checkpoints: of each layer and sequence the state after so many tokens. The exercise 15.checkpoint
-    has fewer, and processes tokens again to reach the others."""
+    """Checkpoints: of each layer and sequence the state after so many tokens. (The exercise 15.checkpoint has fewer of
+    them, and processes tokens again; 15.states is `recall` without tensors.)"""
 
     def __init__(self, shape: DeltaRule):
         self.shape, self.reach = shape, 0  # how many positions before a pass stay, for those that rewind several

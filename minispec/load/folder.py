@@ -249,9 +249,12 @@ class Weights:
 
 
 def of_hybrid(tensors: dict, config: Config) -> dict:
-    """Qwen3.5 stores the weight of a norm less 1, and attention's gate head by head with its queries."""
+    """Qwen3.5 stores the weight of a norm less 1, and attention's gate head by head with its queries. What looks at
+    images, and its MTP module, are left out."""
     ours = {}
     for key, value in tensors.items():
+        if key.startswith(("visual.", "mtp.")):
+            continue
         if key.endswith("norm.weight") and not key.endswith("self_attn.norm.weight"):
             value = value + 1
         elif key.endswith("self_attn.q_proj.weight") and value.ndim == 2:
@@ -390,7 +393,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 def our_name(key: str) -> str:
     """A tensor's name in model.py: without "model.", and Mixtral's experts under the names of all others."""
-    key = key.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.").replace(".linear_attn.", ".self_attn.")
+    key = (
+        key.removeprefix("model.")
+        .removeprefix("language_model.")
+        .replace(".block_sparse_moe.", ".mlp.")
+        .replace(".linear_attn.", ".self_attn.")
+    )
     if ".experts." in key:
         for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
             key = key.replace(f".{theirs}.", f".{ours}.")

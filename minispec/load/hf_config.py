@@ -33,6 +33,9 @@ OTHERS |= {"norm_eps": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", 
 
 def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
+    if c.get("model_type") == "qwen3_5":  # with images: its text part alone
+        tied = {key: c[key] for key in ("tie_word_embeddings",) if key in c}
+        c = _object(c, "text_config") | tied
     kind = c.get("model_type")
     rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
     scaling = rope if "rope_type" in rope else _object(c, "rope_scaling")

@@ -119,8 +119,8 @@ class Engine:
     acceptance and times (controller.py): chains of up to 8 tokens, trees up to 4 deep. With a number as `k` all drafts
     are up to so deep, and with a `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal
     shares. Sampled chains are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
-    like an earlier one reuses its blocks. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU):
-    passes are captured as CUDA graphs (gpu/runner.py).
+    like an earlier one reuses its blocks (not of a hybrid model: a block holds no recurrent state). Metrics keep the
+    last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA graphs (gpu/runner.py).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
     Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,
