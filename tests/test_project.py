@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 19_060,  # the plan: 15,500
+    "minispec": 19_070,  # the plan: 15,500
     "minispec_course": 24_190,
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
@@ -44,7 +44,7 @@ BUDGETS = {
     "minispec_course/site": 1_500,
     "benchmarks": 3_000,
     "recipes": 2_000,
-    "tests": 26_260,
+    "tests": 26_310,
 }
 
 

@@ -105,6 +105,13 @@ def test_a_model_of_transformers_and_the_way_back(tmp_path):
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert type(back) is type(theirs) and torch.allclose(back(tokens).logits, expected, atol=2e-5)
 
+    sees = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32)
+    config = transformers.Qwen3_5Config(text_config=dict(num_hidden_layers=4) | SIZES, vision_config=sees)
+    whole = transformers.Qwen3_5ForConditionalGeneration(config).eval()  # as Qwen3.5 is published: its text part loads
+    whole.save_pretrained(tmp_path / "whole")
+    found = ms.load(tmp_path / "whole", dtype=torch.float32).transformer(tokens).logits
+    assert torch.allclose(found, whole(tokens).logits, atol=2e-5)
+
 
 def test_chunks_give_what_the_formula_gives():
     torch.manual_seed(1)

@@ -393,12 +393,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def our_name(key: str) -> str:
     """A tensor's name in model.py: without "model.", and Mixtral's experts under the names of all others."""
-    key = (
-        key.removeprefix("model.")
-        .removeprefix("language_model.")
-        .replace(".block_sparse_moe.", ".mlp.")
-        .replace(".linear_attn.", ".self_attn.")
-    )
+    key = key.removeprefix("model.").removeprefix("language_model.")
+    key = key.replace(".block_sparse_moe.", ".mlp.").replace(".linear_attn.", ".self_attn.")
     if ".experts." in key:
         for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
             key = key.replace(f".{theirs}.", f".{ours}.")
