@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .recurrent import States
 from .require import require, require_counts
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [B, H, T, D], k and v [B, Hkv, T, D] → [B, H, T, D]
@@ -112,11 +113,12 @@ class KVCache:
     def __init__(self, config, batch: int = 1, capacity: int | None = None, *, device="cpu", dtype=torch.float32):
         capacity = config.max_length if capacity is None else capacity
         require_counts(batch=batch, capacity=capacity)
-        shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
+        shape = (config.attention_layers, batch, config.num_kv_heads, capacity, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # [B]
         self.groups = config.num_heads // config.num_kv_heads
+        self.states = States(config.delta) if config.delta else None  # of recurrent layers, which have no keys
 
     @property
     def batch(self) -> int:
@@ -193,4 +195,5 @@ class KVCache:
         """A cache of the chosen sequences, in that order: the others leave."""
         chosen, index = copy(self), torch.as_tensor(keep, device=self.lengths.device)
         chosen.keys, chosen.values, chosen.lengths = self.keys[:, index], self.values[:, index], self.lengths[index]
+        chosen.states = self.states and self.states.rows(keep)
         return chosen

@@ -1,8 +1,9 @@
 """A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
 
-Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), and the mixtures of
-experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
-(Qwen's where they differ), less the leading "model.", so that loading is copying.
+Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), the mixtures of
+experts Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, and the hybrids of Qwen3.5, in which some layers have a recurrent state
+in the place of attention (recurrent.py). Parameters carry the names of the Hugging Face checkpoints (Qwen's where they
+differ), less the leading "model.", so that loading is copying.
 
 Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
 heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.
@@ -22,6 +23,7 @@ from torch.nn import RMSNorm
 from .cache import KVCache, attention_of_pass
 from .experts import Experts, Mixture
 from .kernels import SMALL, few_threads, linear
+from .recurrent import DeltaRule, GatedDeltaNet, beside
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,15 @@ class Config:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # one norm over all heads together (OLMoE), instead of one for each
     experts: Experts | None = None  # a mixture of experts; None: a dense model
+    delta: DeltaRule | None = None  # some layers are recurrent; None: all have attention
+    out_gate: bool = False  # what attention gives is gated (Qwen3.5)
+    rotary_dim: int | None = None  # so many dimensions of a head are rotated; None: all
     head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers have keys and values."""
+        return sum(self.delta is None or n not in self.delta.layers for n in range(self.num_layers))
 
 
 AT_ONCE: list[Callable] = []  # what a device's package adds: find(module, cache, tokens) → a run of all layers, or None
@@ -75,7 +85,8 @@ class Pass(NamedTuple):
 @lru_cache(maxsize=64)
 def rope_frequencies(config: Config, device: torch.device | None = None) -> Tensor:
     """One frequency per pair of head dimensions, [D/2]."""
-    freq = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim)
+    size = config.rotary_dim or config.head_dim
+    freq = config.rope_theta ** -(torch.arange(0, size, 2, device=device).float() / size)
     if (s := config.rope_scaling) is None:
         return freq
     turns = s.original_max_length * freq / (2 * math.pi)  # full turns within the original context
@@ -92,6 +103,8 @@ def rope_at(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: rotate each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
+    if (size := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat([rotate(x[..., :size], cos, sin), x[..., size:]], -1)
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
@@ -111,6 +124,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.out_bias)
+        self.gate = Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False) if c.out_gate else None
         heads = (c.num_heads, c.num_kv_heads) if c.qk_norm_whole else (1, 1)  # that one norm looks at
         self.widths = [n * c.head_dim for n in heads]
         norms = (RMSNorm(width, c.norm_eps) if c.qk_norm else nn.Identity() for width in self.widths)
@@ -123,7 +137,8 @@ class Attention(nn.Module):
         q, k = q.transpose(1, 2), k.transpose(1, 2)  # [B, H, T, D], [B, Hkv, T, D]
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over the cached tokens and the new ones: [B, H, T, D]
-        return self.o_proj(o.transpose(1, 2).reshape(B, T, -1))
+        o = o.transpose(1, 2).reshape(B, T, -1)
+        return self.o_proj(o if self.gate is None else o * self.gate(x).sigmoid())
 
 
 class MLP(nn.Module):
@@ -148,10 +163,10 @@ def mixture(c: Config) -> Mixture:
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config, sparse: bool = False):
+    def __init__(self, c: Config, sparse: bool = False, recurrent: bool = False):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = GatedDeltaNet(c.hidden_size, c.delta, c.norm_eps, Linear) if recurrent else Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.mlp = mixture(c) if sparse else MLP(c)
 
@@ -173,7 +188,9 @@ class Transformer(nn.Module):
         table = torch.empty(config.vocab_size, config.hidden_size).uniform_(-1, 1)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         dense = config.experts.dense_layers if config.experts else range(config.num_layers)
-        self.layers = nn.ModuleList(Layer(config, sparse=n not in dense) for n in range(config.num_layers))
+        recurrent = config.delta.layers if config.delta else ()
+        kinds = ((n not in dense, n in recurrent) for n in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, *kind) for kind in kinds)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
         if config.tie_embeddings and config.head_vocab is None:
@@ -195,10 +212,10 @@ class Transformer(nn.Module):
 
     @property
     def ordinary(self) -> bool:
-        """Whether its products are those of this file, one MLP per layer. A sharded or quantized model and a mixture of
-        experts must not be fused."""
+        """Whether its products are those of this file, one MLP per layer. A sharded or quantized model, a mixture of
+        experts and a hybrid model must not be fused."""
         ours = all(type(part) is Linear for part in self.modules() if isinstance(part, nn.Linear))
-        return ours and type(self).head is Transformer.head and self.config.experts is None
+        return ours and type(self).head is Transformer.head and not (self.config.experts or self.config.delta)
 
     @property
     def blocks(self) -> list[tuple[nn.Module, ...]]:
@@ -246,6 +263,8 @@ class Transformer(nn.Module):
             attend = lambda layer, q, k, v: among_new(q, k, v)  # noqa: E731 (the other branch's twin)
         else:
             slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
+        if self.config.delta:
+            attend = beside(attend, self.config, cache, slots, counts, mask)
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
         if run:
             x, hidden = run(x, cache, rope, mask, order, hidden_layers)

@@ -23,6 +23,7 @@ from .load.handle import Model
 from .model import Pass
 from .output import Output
 from .processors.drafts import without_impossible
+from .recurrent import DEEPEST, NO_TREES
 from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
@@ -218,13 +219,20 @@ def stream(
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
     """Before any work: can this drafter draft so far for this model?"""
     check_drafter(model, drafter)
-    most = model.config.max_length - 1
+    most = deepest(model)
     require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
+
+
+def deepest(model: Model) -> int:
+    """How long a draft may be: a recurrent layer keeps so many states to come back to."""
+    return min(model.config.max_length - 1, DEEPEST if model.config.delta else model.config.max_length)
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
     if not isinstance(drafter, Drafter):
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
+    if model.config.delta and (drafter.max_tree_nodes(1) > 1 or drafter.scratch_slots):
+        raise ValueError(NO_TREES)
     drafter.fit(model)
 
 

@@ -16,6 +16,7 @@ from minispec.cli import options
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.handle import Model
 from minispec.model import MLP, Transformer
+from minispec.recurrent import DeltaRule
 
 from . import arguments
 from .corpus import Corpus
@@ -50,6 +51,16 @@ def draft_from(target: Transformer, layers: Sequence[int], head_ids: Tensor, mlp
         draft.lm_head.weight.copy_(target.lm_head.weight[head_ids.to(target.device)])
         draft.head_ids.copy_(head_ids)
     return draft
+
+
+def hybrid_like(small: Transformer, recurrent: Sequence[int]) -> Transformer:
+    """A new hybrid as wide as a trained model, with its embedding: these layers are recurrent, and no later ones."""
+    c, size = small.config, (small.config.num_heads, small.config.head_dim)
+    config = dataclasses.replace(c, num_layers=max(recurrent) + 2, qk_norm=True, out_gate=True)
+    delta = DeltaRule(tuple(recurrent), size[0], size[0], size[1], size[1])
+    hybrid = Transformer(dataclasses.replace(config, delta=delta)).to(small.device)
+    hybrid.embed_tokens.load_state_dict(small.embed_tokens.state_dict())
+    return hybrid
 
 
 def widen(draft: Transformer, target: Transformer, head_ids: Tensor) -> Transformer:
@@ -125,12 +136,14 @@ def add_arguments(parser) -> None:
     arguments.add_head_vocab(parser, "; more than those of --start: its own and the next most frequent ones")
     arguments.add_start(parser)
     arguments.add_bits(parser)
+    options.add(parser, "recurrent", options.natural, None, "a hybrid as wide as --start: which layers", nargs="+")
 
 
 def run(args, target: Model) -> None:
     corpus, vocab_size = Corpus.load(*args.corpus), target.config.vocab_size
     if args.start:
         draft = load_folder(args.start, device=target.device, dtype=torch.float32).transformer
+        draft = hybrid_like(draft, args.recurrent) if args.recurrent else draft
         own = draft.config.head_vocab or vocab_size
         count = args.head_vocab or own
         if count < own:
@@ -145,6 +158,7 @@ def run(args, target: Model) -> None:
     how = arguments.chosen(args, "steps lr batch_tokens seed stop_after")
     distill(target.transformer, draft, corpus, folder=args.out, **how)
     stored = Model(f"{target.name}-draft", draft, end_tokens=target.end_tokens)
+    stored = target.around(draft, f"{target.name}-hybrid") if args.recurrent else stored
     theirs, mine = target.transformer.embed_tokens.weight, draft.embed_tokens.weight
     borrowed = theirs.shape == mine.shape and torch.equal(theirs, mine.to(theirs.dtype))  # else its own, as micro-draft
     save_folder(stored, args.out / "model", bits=args.bits, embeddings_from=target.name if borrowed else None)

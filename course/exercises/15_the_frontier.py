@@ -163,8 +163,41 @@ def boundary(
 # %% exercise="15.boundary"
 check("15.boundary", boundary)
 
+# %% [markdown] exercise="15.states"
+# ## 6. The stale-state bug
+#
+# An engine keeps the states of recurrent layers in numbered slots. A request takes a free slot, and gives it back at its end
+# without clearing it. `kept[slot]` holds the states of the last pass, `{position: state after so many tokens}`, and the pass
+# was longer than what was accepted. Say what the slots hold after the next pass. vLLM and llama.cpp have had versions that
+# went on from the wrong state: the output stays fluent, and is another one than that of plain decoding.
+#
+# | | | |
+# |---|---|---|
+# | `kept` | dict of dicts | slot → position → state; a slot that was never used is missing |
+# | `turns` | list of `(slot, length, new)` | a request's slot, how many of its tokens are processed and right, and the tokens that the pass adds; rows come in any order |
+# | `step` | function | `step(state, token)` is the next state |
+# | `blank` | state | that of no token: a request of length 0 begins |
+# | returns | dict of dicts | as `kept`: for each slot of the pass the states after its new tokens and no others, the other slots as they were |
+
+
+# %% exercise="15.states"
+def states_of_pass(kept: dict, turns: list[tuple[int, int, list[int]]], step, blank) -> dict:
+    """The states that the slots hold after a pass."""
+    ### BEGIN SOLUTION: from which state does each request go on? at which positions are its new ones?
+    after = dict(kept)
+    for slot, length, new in turns:
+        state, after[slot] = kept[slot][length] if length else blank, {}
+        for i, token in enumerate(new):
+            state = after[slot][length + i + 1] = step(state, token)
+    return after
+    ### END SOLUTION
+
+
+# %% exercise="15.states"
+check("15.states", states_of_pass)
+
 # %% [markdown] exercise="15.experts"
-# ## 6. How many experts does a verify pass read?
+# ## 7. How many experts does a verify pass read?
 #
 # In a mixture of experts every token goes to the `per_token` experts with the largest router logits (Shazeer et al., 2017,
 # arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for

@@ -31,6 +31,7 @@ def fused(transformer: nn.Module, cache, tokens: Tensor) -> Fused | None:
         "places" in vars(type(cache))  # a subclass may watch what its `begin` does
         and (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
         and transformer.config.experts is None  # which matrices a pass reads is known only while it runs
+        and transformer.config.delta is None
         and tokens.numel() <= most_tokens(transformer, tokens)
         and cache.keys.device.type == "cpu"
         and cache.keys.dtype == torch.float32

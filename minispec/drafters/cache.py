@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..model import Config
+from ..recurrent import DEEPEST
 from ..sequence import Sequence
 
 
@@ -29,11 +30,15 @@ class DraftCache:
         here = [self.places.get(id) for id in ends] == [(self.cache, row) for row in range(len(ends))]
         if not here or self.cache.batch > len(ends) or self.cache.capacity < longest:
             self.cache = self.new_cache(len(ends), max(longest, min(self.max_length, 2 * longest)))
+            if self.cache.states:
+                self.cache.states.reach = DEEPEST  # a draft takes many passes, and all of them may be rewound
             for row, (id, length) in enumerate(zip(ends, lengths, strict=True)):
                 if length:
                     old, at = self.places[id]
                     self.cache.keys[:, row, :, :length] = old.keys[:, at, :, :length]
                     self.cache.values[:, row, :, :length] = old.values[:, at, :, :length]
+                    if old.states:
+                        self.cache.states.adopt(row, old.states, at)
                 self.places[id] = self.cache, row
         self.cache.lengths = torch.tensor(lengths, device=self.cache.keys.device)
 

@@ -112,7 +112,7 @@ class DFlashHead(StoredHead):
     def made(cls, target: Model, settings: dict) -> "DFlashHead":
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
         public = blank is not None  # in the published form
-        sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"])
+        sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"], delta=None)
         config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
         head = cls(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
         if public:

@@ -110,7 +110,7 @@ class EagleHead(Head):
         require(fits, f"numbers from 0 (the embedding) to {depth}", hidden_layers=self.hidden_layers)
         self.own_head, self.form = own_head, form or Form()
         self.norm_output = self.form.norm_output
-        self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
+        self.config = c = replace(c, num_layers=layers, intermediate_size=mlp, delta=None)
         d, n, norm = c.hidden_size, len(self.hidden_layers), partial(RMSNorm, eps=c.norm_eps)
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
             norms = {"each": lambda: nn.ModuleList(norm(d) for _ in range(n)), "joint": lambda: norm(n * d)}
@@ -162,7 +162,7 @@ class EagleHead(Head):
         return same if self.form == Form() else same | {"form": asdict(self.form)}
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        same = dict(num_layers=1, intermediate_size=1)
+        same = dict(num_layers=1, intermediate_size=1, delta=None)
         if replace(self.config, **same) != replace(target.config, **same):
             raise ValueError("a head with attention of its own is stored by minispec.load.heads_eagle.write_eagle")
         super().save(target, folder, bits)

@@ -37,7 +37,7 @@ class MTPHead(Head):
         super().__init__()
         mlp = target.config.intermediate_size if mlp is None else mlp
         require_counts(mlp=mlp)
-        self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None)
+        self.config = c = replace(target.config, num_layers=1, intermediate_size=mlp, experts=None, delta=None)
         d = c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
             self.enorm, self.hnorm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)

@@ -300,7 +300,7 @@ def load(
     same. The embedding's rows stay float32. The float32 matrices are not kept.
     """
     model = load_model(name, device=device, dtype=dtype, weights=weights, tokenizer=tokenizer)
-    if fast or (fast is None and model.device.type == "cuda"):
+    if fast or (fast is None and model.device.type == "cuda" and model.transformer.ordinary):
         if model.device.type != "cuda":
             warnings.warn(
                 f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",

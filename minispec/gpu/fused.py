@@ -105,6 +105,8 @@ def require_ordinary(transformer: Transformer, name: str = "transformer") -> Non
             f"{name} is a mixture of experts, and the fused GPU pass has one MLP per layer: leave `fast` "
             "out, it decodes with the reference then"
         )
+    if transformer.config.delta is not None:
+        raise ValueError(f"{name} has recurrent layers, which no captured pass computes: leave `fast` out")
     if not transformer.ordinary:
         raise ValueError(
             f"{name} computes its products in its own way (cut up, quantised …), which fused weights "

@@ -248,11 +248,44 @@ class Weights:
             raise ValueError(f"{self.where}: {unknown[0]!r} would not be computed here: give one of a supported form")
 
 
+def of_hybrid(tensors: dict, config: Config) -> dict:
+    """Qwen3.5 stores the weight of a norm less 1, and attention's gate head by head with its queries. What looks at
+    images, and its MTP module, are left out."""
+    ours = {}
+    for key, value in tensors.items():
+        if key.startswith(("visual.", "mtp.")):
+            continue
+        if key.endswith("norm.weight") and not key.endswith("self_attn.norm.weight"):
+            value = value + 1
+        elif key.endswith("self_attn.q_proj.weight") and value.ndim == 2:
+            heads = value.view(-1, 2, config.head_dim, value.shape[1])  # [H, 2, D, d]
+            value, ours[key.replace("q_proj", "gate")] = (part.flatten(0, 1) for part in heads.unbind(1))
+        ours[key] = value
+    return ours
+
+
+def to_hybrid(tensors: dict, config: Config) -> dict:
+    """The way back."""
+    theirs = {}
+    for key, value in tensors.items():
+        if key.endswith("norm.weight") and not key.endswith("self_attn.norm.weight"):
+            value = value - 1
+        elif key.endswith("self_attn.q_proj.weight"):
+            both = (x.unflatten(0, (-1, config.head_dim)) for x in (value, tensors[key.replace("q_proj", "gate")]))
+            value = torch.stack([*both], 1).flatten(0, 2)
+        recurrent = key.startswith("layers.") and int(key.split(".")[1]) in config.delta.layers
+        if not key.endswith("self_attn.gate.weight"):
+            theirs[key.replace(".self_attn.", ".linear_attn.") if recurrent else key] = value
+    return theirs
+
+
 def build(config: Config, tensors: dict, *, where: str, device, dtype, whole: bool = False) -> Transformer:
     """A Transformer with these tensors, checked by name and shape; with `whole` none may be left over."""
     device = torch.device(device)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+    if config.delta and whole:
+        tensors = of_hybrid(tensors, config)
     experts = config.experts.count * (config.num_layers - len(config.experts.dense_layers)) if config.experts else 0
     if config.num_layers + experts > len(tensors):  # before blanks are made for all of them
         many = f"{config.num_layers} layers" + f" and {experts} experts" * bool(experts)
@@ -286,6 +319,8 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     if embeddings_from:
         del tensors["embed_tokens.weight"]
         raw["embeddings_from"] = embeddings_from
+    if model.config.delta:
+        tensors = to_hybrid(tensors, model.config)
     tensors = {key if key.startswith("lm_head") else f"model.{key}": value for key, value in tensors.items()}
     write_folder(folder, pack(tensors, bits), raw)
     if model.tokenizer is not None:
@@ -358,7 +393,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def our_name(key: str) -> str:
     """A tensor's name in model.py: without "model.", and Mixtral's experts under the names of all others."""
-    key = key.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
+    key = key.removeprefix("model.").removeprefix("language_model.")
+    key = key.replace(".block_sparse_moe.", ".mlp.").replace(".linear_attn.", ".self_attn.")
     if ".experts." in key:
         for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
             key = key.replace(f".{theirs}.", f".{ours}.")

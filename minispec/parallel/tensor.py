@@ -112,6 +112,8 @@ def parallelize(model: Model) -> Model:
         sizes = f"intermediate_size={config.intermediate_size}, vocabulary={config.head_vocab or config.vocab_size}"
         start = f"start {' or '.join(map(str, fit))}"
         raise ValueError(f"{ranks} ranks cannot share {model.name!r} ({heads}, {sizes}): {start}")
+    if config.delta or config.experts:
+        raise ValueError(f"{model.name!r} has recurrent layers or experts, which are not cut up: give a dense model")
     with torch.device("meta"):
         share = Transformer(config)
     share.load_state_dict(whole.state_dict(), strict=False, assign=True)  # the same tensors; no copy

@@ -41,9 +41,10 @@ from ..drafters.base import Drafter
 from ..generate import is_one, prepare
 from ..load.handle import Model
 from ..output import Output
+from ..require import require as require_value
 from ..sampling import SamplingParams, emitting_positions
 from ..sequence import Sequence
-from ..speculate import LONGEST, check_drafter, check_rule
+from ..speculate import LONGEST, check_drafter, check_rule, deepest
 from .blocks import BlockPool, at_least, require
 from .metrics import PARTS, Clock, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
@@ -118,8 +119,8 @@ class Engine:
     acceptance and times (controller.py): chains of up to 8 tokens, trees up to 4 deep. With a number as `k` all drafts
     are up to so deep, and with a `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal
     shares. Sampled chains are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
-    like an earlier one reuses its blocks. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU):
-    passes are captured as CUDA graphs (gpu/runner.py).
+    like an earlier one reuses its blocks (not of a hybrid model: a block holds no recurrent state). Metrics keep the
+    last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA graphs (gpu/runner.py).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
     Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,
@@ -166,7 +167,8 @@ class Engine:
             num_blocks = blocks_that_fit(target, block_size, max_num_seqs, drafter.hidden_layers if drafter else ())
         self.target, self.drafter = target, drafter
         self.speculates = drafter is not None and draft_budget != 0
-        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching)
+        # A block holds no recurrent state, and without that of its end a prefix is of no use.
+        self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and target.config.delta is None)
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = most_nodes if draft_budget is None else min(most_nodes, draft_budget)
         options = target, drafter, self.pool, rule
@@ -270,6 +272,8 @@ class Engine:
         """A request that is checked, but not added: `enqueue` does that, perhaps in another thread."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.speculates else 0
+        if self.target.config.delta:
+            require_value(k <= deepest(self.target), f"at most {deepest(self.target)}, the states that are kept", k=k)
         made, batched = prepare(self.target, prompt, params, stream, index, k=k)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..cache import TILE, Attend, Places, attention_of_pass
 from ..load.handle import Model
+from ..recurrent import States
 from .blocks import at_least
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
@@ -33,7 +34,7 @@ SHARE = 0.5  # of a GPU's free memory; passes, their results and captures need s
 def bytes_per_block(model: Model, block_size: int, hidden_layers: Sequence[int] = ()) -> int:
     """Keys and values of `block_size` tokens, in every layer, and their hidden states after some."""
     c = model.config
-    numbers = 2 * c.num_layers * c.num_kv_heads * c.head_dim + len(set(hidden_layers)) * c.hidden_size
+    numbers = 2 * c.attention_layers * c.num_kv_heads * c.head_dim + len(set(hidden_layers)) * c.hidden_size
     return numbers * block_size * model.dtype.itemsize
 
 
@@ -65,7 +66,7 @@ class PagedKVCache:
     ):
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: a pool needs at least one slot")
-        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.attention_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, blocks, block_size, Hkv, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.hidden_layers = tuple(dict.fromkeys(hidden_layers))
@@ -75,6 +76,7 @@ class PagedKVCache:
         self.memories = [memory.flatten(1, 2) for memory in memories]  # [layers, slots, …]: what a slot holds
         self.num_blocks, self.block_size = num_blocks, block_size
         self.groups = config.num_heads // config.num_kv_heads
+        self.recurrent = States(config.delta) if config.delta else None  # under each sequence's first block
 
     def open(
         self,
@@ -164,6 +166,7 @@ class Group(NamedTuple):
     end: int  # S
     blocks: Tensor  # their blocks, as many for each as S positions fill: [n·W]
     unused: Tensor  # which slots of these blocks are past their sequence's last token, [m]
+    rows: list[int]  # which sequences of the pass they are
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]  # q [n, H, T, D], k and v [n, Hkv, S, D] → [n, H, T, D]
 
 
@@ -233,10 +236,21 @@ class PagedPass:
             tokens = slice(firsts[members[0]], firsts[members[-1]] + T)
         else:
             tokens = torch.cat([firsts[row] + new for row in members])
-        return Group(tokens, (len(members), T), end, self.table[rows, block].flatten(), unused, attend)
+        return Group(tokens, (len(members), T), end, self.table[rows, block].flatten(), unused, members, attend)
 
     def advance(self, counts: int | Tensor) -> None:
         """Nothing to do: the owner of the block tables decides how many of the new tokens are kept."""
+
+    def recall(self, at: int, layer, *inputs: Tensor) -> Tensor:
+        """What a recurrent layer makes of its inputs [1, N, …], each sequence from its own state."""
+        out = None
+        for group in self.groups:
+            names, lengths = [int(self.table[row, 0]) for row in group.rows], [self.lengths[row] for row in group.rows]
+            given = [x[0, group.tokens].unflatten(0, group.shape) for x in inputs]
+            o = self.cache.recurrent.recall(names, lengths, [group.shape[1]] * len(names), at, layer, *given)
+            out = o.new_empty(1, self.count, *o.shape[2:]) if out is None else out
+            out[0, group.tokens] = o.flatten(0, 1)
+        return out
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, N, D] over all cached tokens of its own sequence; k, v [1, Hkv, N, D] are stored first."""
@@ -245,7 +259,7 @@ class PagedPass:
             stored.flatten(0, 1).index_copy_(0, self.slots, fresh[0].transpose(0, 1))
         q = q[0].transpose(0, 1)  # [N, H, D]
         out = torch.empty_like(q)
-        for tokens, shape, end, blocks, unused, attend in self.groups:
+        for tokens, shape, end, blocks, unused, _, attend in self.groups:
             room = self.room[:, : len(blocks)]
             for stored, gathered in zip(memory, room, strict=True):
                 torch.index_select(stored, 0, blocks, out=gathered)

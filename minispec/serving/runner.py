@@ -157,6 +157,8 @@ class Runner:
             masks = [mask for mask, _ in views]
             offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
             positions = torch.cat(offsets)[None].to(device)  # [1, N]
+        if self.cache.recurrent:
+            self.cache.recurrent.forget_others({table.blocks[0] for table in self.pool.tables.values()})
         paged = self.cache.open(self.tables(turns), starts, counts, masks)
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
         self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too

@@ -1,5 +1,5 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
-along a draft and after a tag, a recurrent state rewound by checkpoints, and how many experts a verify pass reads."""
+along a draft and after a tag, recurrent states rewound and kept by slot, and how many experts a verify pass reads."""
 
 from itertools import accumulate
 from math import log
@@ -646,6 +646,78 @@ def _(draw):
 @fresh("15.checkpoint", "checkpoints of rejected tokens")
 def _(draw):
     return stored(draw, lambda case: max(case["checkpoints"]) > case["length"])
+
+
+# ---- 15.states ------------------------------------------------------------------------------------------------------
+def states_of_pass(kept, turns, step, blank, *, begin=None, mine=lambda row, slot: slot, first=1, stays=False):
+    """The states that the slots hold after a pass, with parts to exchange."""
+    after = dict(kept)
+    for row, (slot, length, new) in enumerate(turns):
+        before = kept.get(mine(row, slot), {})
+        state = begin(before, length, blank) if begin else before[length] if length else blank
+        after[slot] = dict(before) if stays else {}
+        for i, x in enumerate(new):
+            state = step(state, x)
+            after[slot][length + i + first] = state
+    return after
+
+
+def observe_states(answer, kept, turns):
+    found = answer({slot: dict(states) for slot, states in kept.items()}, turns, lambda s, x: 10 * s + x, 0)
+    if not isinstance(found, dict) or not all(isinstance(states, dict) for states in found.values()):
+        raise Complaint("return a dict with a dict of states for every slot, as `kept` is one.")
+    return {
+        slot: sorted((n, number(s, "a state")) for n, s in states.items()) for slot, states in sorted(found.items())
+    }
+
+
+STATES = exercise(
+    "15.states",
+    legend={"step": "step(state, token) = 10 · state + token, so that a state shows its tokens as digits; blank is 0"},
+    reference=states_of_pass,
+    observe=observe_states,
+    cases=[
+        dict(kept={}, turns=[(0, 0, [3])]),
+        dict(kept={0: {1: 3}}, turns=[(0, 1, [1, 4])]),
+        dict(kept={0: {2: 31, 3: 314, 4: 3141}}, turns=[(0, 3, [2, 7])]),
+        dict(kept={1: {2: 27, 3: 271}}, turns=[(1, 0, [5, 9])]),
+        dict(kept={0: {1: 8}, 2: {1: 6, 2: 62}}, turns=[(2, 1, [4]), (0, 1, [5, 5])]),
+    ],
+)
+
+
+@STATES.wrong_solutions
+class _:
+    def the_newest_state(kept, turns, step, blank):
+        """You go on from the newest state of the slot. It has seen rejected tokens: take the one at `length`."""
+        return states_of_pass(kept, turns, step, blank, begin=lambda b, n, blank: b[max(b)] if n else blank)
+
+    def of_the_last_request(kept, turns, step, blank):
+        """A request that begins (length 0) goes on from what another one has left in its slot: begin with `blank`."""
+        return states_of_pass(kept, turns, step, blank, begin=lambda b, n, blank: b.get(n, b[max(b)] if b else blank))
+
+    def by_row(kept, turns, step, blank):
+        """You look up the states by the row of the batch. Rows change from pass to pass: a request keeps its slot."""
+        return states_of_pass(kept, turns, step, blank, mine=lambda row, slot: row, begin=lambda b, n, k: b.get(n, k))
+
+    def one_too_early(kept, turns, step, blank):
+        """You file a state one position too early: the state after the first new token is that at length + 1."""
+        return states_of_pass(kept, turns, step, blank, first=0)
+
+    def rejected_ones_stay(kept, turns, step, blank):
+        """Old states of the slot stay, those after rejected tokens among them: keep those of this pass alone."""
+        return states_of_pass(kept, turns, step, blank, stays=True)
+
+
+@fresh("15.states", "requests that go on, and new ones", weight=2)
+def _(draw):
+    kept, turns = {}, []
+    for slot in draw.sample(range(9), draw.whole(1, 2 + draw.size)):
+        tokens = [draw.whole(1, 9) for _ in range(draw.whole(2, 5))]
+        kept[slot] = {n: int("".join(map(str, tokens[:n]))) for n in range(draw.whole(1, len(tokens)), len(tokens) + 1)}
+        length = draw.choice([0, *kept[slot]])
+        turns.append((slot, length, [draw.whole(1, 9) for _ in range(draw.whole(1, 3))]))
+    return dict(kept=kept, turns=draw.sample(turns, len(turns)))
 
 
 # ---- 15.experts -----------------------------------------------------------------------------------------------------

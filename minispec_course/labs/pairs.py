@@ -56,7 +56,7 @@ def random_pair(config: Config, device, epsilon: float = 0.05, seed: int = 0) ->
         tensors[name] = torch.randn(shape, generator=generator, device=device, dtype=dtype)
         if name != "embed_tokens.weight":
             damped = name.startswith("layers.") and int(name.split(".")[1]) >= LAYERS
-            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+            writes = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
             scale = 4.0 if name == "lm_head.weight" else epsilon if damped and writes else 1.0
             tensors[name] *= scale / math.sqrt(shape[1])
     first = replace(config, num_layers=LAYERS)
