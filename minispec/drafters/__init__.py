@@ -4,6 +4,7 @@ ms.drafters.NGram(); on the command line they have names."""
 
 from ..load import folder, handle, registry
 from ..require import require
+from .ahead import Ahead
 from .base import Draft, Drafter, Scratch
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead

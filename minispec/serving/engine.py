@@ -312,6 +312,7 @@ class Engine:
             self._attempt(runner.draft, [turn for turn in turns if turn.draft_length and not turn.asked])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
+            self._attempt(runner.while_verifying, [turn for turn in turns if turn.asked])
             runner.run_ahead(step, self.scheduler.reserve_ahead)
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")
