@@ -1,10 +1,10 @@
-"""Drafting while the target verifies (drafters.Ahead): what of the drafting time it saves, and when it pays on one GPU.
+"""Drafting while the target verifies (drafters.Ahead): what of the drafting time it saves, and when it pays.
 
-One sequence, greedy unless told otherwise. In each round every way generates the same tokens, one after the other: a
-cycle as one launch; the same pass by pass (in turn); prepared for F outcomes beside the verify pass, on a stream of its
-own; and the same preparation after the pass, which says what it costs. With drafting D, verify pass V, preparation P,
-hit rate h and V′, the pass with the preparation beside it, a cycle saves h·D and pays V′ − V, between max(V, P) − V, if
-the GPU has room for both, and P. So it pays from h = (V′ − V) / D.
+One sequence; in each round every way generates the same tokens, one after the other: a cycle as one launch; the same
+pass by pass (in turn); prepared for F outcomes beside the verify pass, on a stream of its own; and prepared after it,
+which says what preparing costs. With drafting D, verify pass V, preparation P, hit rate h, and V′ the pass with the
+preparation beside it, a cycle saves h·D and pays V′ − V: nothing if the GPU has room for both and P < V, up to P if it
+has none. So it pays from h = (V′ − V) / D.
 """
 
 import time
@@ -20,14 +20,14 @@ from minispec.speculate import speculate
 from minispec.trace import Trace, synchronize
 
 from . import shapes
-from .page import Headline, Section, Table, decoding, ratio, shown, spread
+from .page import Headline, Section, Table, decoding, ratio, spread
 from .prompts import read_prompts
 
 WITHOUT_MODEL = True
 ONE_LAUNCH, IN_TURN, BESIDE, AFTER = "one launch", "in turn", "prepared beside", "prepared after"
-PARTS = "draft", "verify", "sample"
-HEAD = "ms per cycle", "draft, ms", "verify, ms", "tokens per cycle", "tokens/s"
-COSTS = "hit rate", "preparing, ms", "pass slower", "pays from", "formula, ms", "measured / formula", "× in turn"
+HEAD = "ms per cycle", "draft, ms", "verify, ms", "hit rate", "tokens per cycle", "tokens/s"
+FIGURES = "cycle", "draft", "verify", "hit_rate", "tokens_per_cycle"
+COSTS = "preparing, ms", "pass slower", "pays from", "formula, ms", "measured / formula", "× in turn"
 
 
 class After(Ahead):
@@ -38,111 +38,82 @@ class After(Ahead):
         super().while_verifying(sequences, drafts)
 
 
-KINDS = {BESIDE: Ahead, AFTER: After}
-
-
-def ways(draft: Model, outcomes: list[int]) -> dict[str, Drafter]:
-    both = {f"{name}, {n}": kind(DraftModel(draft), n) for n in outcomes for name, kind in KINDS.items()}
-    return {ONE_LAUNCH: DraftModel(draft), IN_TURN: Ahead(DraftModel(draft), 0)} | both
-
-
 def one_run(target: Model, prompts: list[list[int]], drafter: Drafter, args, seed: int) -> dict:
     """The cycles of some outputs, without the first of each, which begins with the prompt."""
-    trace, seconds, tokens, hits, asked = Trace(), 0.0, [], 0, 0
+    trace, seconds, tokens = Trace(), 0.0, []
+    drafter.hits = drafter.misses = 0
     for prompt in prompts:
-        moments: list[tuple] = []  # when each cycle ended, and how many drafts were there, or not, by then
-
-        def note(cycle, moments=moments) -> None:
-            moments.append((time.perf_counter(), getattr(drafter, "hits", 0), getattr(drafter, "misses", 0)))
-
+        ends: list[float] = []
         how = dict(temperature=args.temperature, seed=seed, ignore_eos=True)
+        note = lambda cycle, ends=ends: ends.append(time.perf_counter())  # noqa: E731
         out = speculate(target, prompt, drafter, args.k, args.tokens, on_cycle=note, **how)
-        (start, had, missed), (end, has, misses) = moments[0], moments[-1]
-        trace.cycles, tokens, seconds = trace.cycles + out.trace.cycles[1:], tokens + out.tokens, seconds + end - start
-        hits, asked = hits + has - had, asked + has - had + misses - missed
-    cycles = len(trace.cycles)
-    parts = {part: trace.seconds(part) / cycles for part in PARTS}
-    rates = dict(hit_rate=hits / max(1, asked), tokens_per_cycle=trace.tokens_per_cycle)
-    return parts | rates | dict(cycle=seconds / cycles, tokens=tokens)
+        seconds, tokens = seconds + ends[-1] - ends[0], tokens + out.tokens
+        trace.cycles += out.trace.cycles[1:]
+    parts = {part: trace.seconds(part) / len(trace.cycles) for part in ("draft", "verify")}
+    found = dict(hit_rate=drafter.hits / max(1, drafter.hits + drafter.misses), tokens_per_cycle=trace.tokens_per_cycle)
+    return dict(cycle=seconds / len(trace.cycles), tokens=tokens, **parts, **found)
 
 
 def race(target: Model, draft: Model, prompts: list[list[int]], args) -> dict:
-    """Way → what was measured: medians and quartiles over the rounds."""
+    """Way → medians and quartiles over the rounds."""
     target.accelerate()
-    drafters, runs = ways(draft, args.outcomes), []
-    for seed in range(1 + args.repeat):  # what is captured is captured in the first round
-        runs.append({name: one_run(target, prompts, drafter, args, seed) for name, drafter in drafters.items()})
-    made = {}
-    for name in drafters:
-        each = [run[name] for run in runs[1:]]
-        figures = {key: asdict(Timing.of([one[key] for one in each])) for key in each[0] if key != "tokens"}
-        same = all(run[name]["tokens"] == run[IN_TURN]["tokens"] for run in runs)
-        made[name] = figures | {"same_tokens": same}
-    return made
+    ways = {ONE_LAUNCH: DraftModel(draft), IN_TURN: Ahead(DraftModel(draft), 0)}
+    for n in args.outcomes:
+        ways |= {f"{BESIDE}, {n}": Ahead(DraftModel(draft), n), f"{AFTER}, {n}": After(DraftModel(draft), n)}
+    runs = [{way: one_run(target, prompts, ways[way], args, seed) for way in ways} for seed in range(1 + args.repeat)]
+    return {
+        way: {key: asdict(Timing.of([run[way][key] for run in runs[1:]])) for key in FIGURES}  # the first one captured
+        | {"same_tokens": all(run[way]["tokens"] == run[IN_TURN]["tokens"] for run in runs)}
+        for way in ways
+    }
 
 
 def run(args) -> dict:
     config = shapes.check(args, args.tokens + 2 * args.k + 2)
-    result = shapes.facts(args, "ahead", (pair := shapes.random_pair(config, args.device, args.epsilon, args.seed))[0])
-    keys = "k", "epsilon", "temperature", "outcomes"
-    result |= {key: getattr(args, key) for key in keys} | {"new_tokens": args.tokens}
-    prompt = shapes.prompt_of(config, args.context, args.seed)
-    result["results"] = {f"random {args.shape}": race(*pair, [prompt], args)}
-    del pair
+    target, draft = shapes.random_pair(config, args.device, args.epsilon, args.seed)
+    result = shapes.facts(args, "ahead", target) | {key: getattr(args, key) for key in ("k", "epsilon", "temperature")}
+    prompts = [shapes.prompt_of(config, args.context, args.seed)]
+    result |= {"new_tokens": args.tokens, "results": {f"random {args.shape}": race(target, draft, prompts, args)}}
     for name in args.models:
         target, draft = (load(which, device=args.device) for which in (name, shipped_draft(name)))
-        prompts = read_prompts("builtin", target, args.tokens)
-        result["results"][name] = race(target, draft, [of_it[0] for of_it in prompts.values()][: args.prompts], args)
+        prompts = [of_it[0] for of_it in read_prompts("builtin", target, args.tokens).values()]
+        result["results"][name] = race(target, draft, prompts[: args.prompts], args)
     return result
 
 
-def predictions(rows: dict, name: str) -> dict:
-    """Of a way that prepares beside the pass: what that costs, the cycle by the formula if the GPU has room for both,
-    and the hit rate from which it pays at the V′ that was measured."""
-    middle = {
-        way: {key: value["median"] for key, value in row.items() if key != "same_tokens"} for way, row in rows.items()
-    }
-    plain, mine, after = middle[IN_TURN], middle[name], middle[name.replace(BESIDE, AFTER)]
-    draft, verify, rest = plain["draft"], plain["verify"], plain["cycle"] - plain["draft"] - plain["verify"]
-    prepare, h = after["verify"] - verify, mine["hit_rate"]
-    return dict(
-        prepare=prepare,
-        slower=mine["verify"] / verify - 1,
-        pays_from=max(0.0, mine["verify"] - verify) / draft,
-        by_formula=(1 - h) * draft + max(verify, prepare) + rest,
-        speedup=plain["cycle"] / mine["cycle"] * mine["tokens_per_cycle"] / plain["tokens_per_cycle"],
-    )
+def costs(rows: dict, way: str) -> list:
+    """What preparing beside the pass costs and saves."""
+    others = IN_TURN, way, way.replace(BESIDE, AFTER)
+    turn, mine, after = ({key: rows[other][key]["median"] for key in FIGURES} for other in others)
+    D, V = turn["draft"], turn["verify"]
+    prepare = after["verify"] - V
+    formula = (1 - mine["hit_rate"]) * D + max(V, prepare) + turn["cycle"] - D - V
+    gain = mine["tokens_per_cycle"] / mine["cycle"] * turn["cycle"] / turn["tokens_per_cycle"]
+    slower, least = mine["verify"] / V - 1, max(0.0, mine["verify"] - V) / D
+    figures = f"{1e3 * prepare:.3f}", f"{slower:+.0%}", f"{least:.0%}", f"{1e3 * formula:.3f}"
+    return [way, *figures, ratio(mine["cycle"], formula), f"{gain:.2f}"]
 
 
 def section(result: dict) -> Section:
-    tables, notes, best = [], [], 0.0
+    tables, notes = [], []
     for pair, rows in result["results"].items():
-        lines, costs = [], []
-        for name, row in rows.items():
-            tokens, cycle = row["tokens_per_cycle"]["median"], row["cycle"]["median"]
-            parts = [shown(1e3 * row[part]["median"] if name != ONE_LAUNCH else None, ".3f") for part in PARTS[:2]]
-            lines.append([name, spread(row["cycle"], digits=3), *parts, f"{tokens:.2f}", f"{tokens / cycle:,.0f}"])
-            if name.startswith(BESIDE):
-                p, h = predictions(rows, name), row["hit_rate"]["median"]
-                best = max(best, p["speedup"])
-                times = f"{1e3 * p['by_formula']:.3f}", ratio(cycle, p["by_formula"])
-                costs.append(
-                    [name, f"{h:.0%}", f"{1e3 * p['prepare']:.3f}", f"{p['slower']:+.0%}", f"{p['pays_from']:.0%}"]
-                )
-                costs[-1] += [*times, f"{p['speedup']:.2f}"]
-            if not (row["same_tokens"] or result["temperature"]):
-                notes.append(
-                    f"{pair}: {name} generates other tokens than in turn (rounding decides between near ties)."
-                )
-        tables += [Table([pair, *HEAD], lines), Table(["", *COSTS], costs)]
+        lines = []
+        for way, row in rows.items():
+            cycle, draft, verify, hits, tokens = (row[key]["median"] for key in FIGURES)
+            parts = [f"{1e3 * part:.3f}" if part else "–" for part in (draft, verify)]  # of one launch: not timed
+            rates = f"{hits:.0%}", f"{tokens:.2f}", f"{tokens / cycle:,.0f}"
+            lines.append([way, spread(row["cycle"], digits=3), *parts, *rates])
+            if not row["same_tokens"] and not result["temperature"]:
+                notes.append(f"{pair}, {way}: other tokens than in turn, where rounding decides between near ties.")
+        beside = [costs(rows, way) for way in rows if way.startswith(BESIDE)]
+        tables += [Table([pair, *HEAD], lines), Table([pair, *COSTS], beside)]
     return Section(
         f"Drafting while the target verifies, on {where(result['machine'])}",
         f"One sequence, {decoding(result['temperature'])}, k = {result['k']}, {result['new_tokens']} tokens, "
-        f"{result['dtype']}; all ways alternate, medians of {result['repeat']} rounds. Preparing costs what the same "
-        "work adds after the pass. The formula is (1 − h)·D + max(V, P) and the rest of a cycle: a GPU with room for "
-        "both. It pays from h = (V′ − V) / D on.",
+        f"{result['dtype']}; medians of {result['repeat']} rounds. The formula is (1 − h)·D + max(V, P) and the rest "
+        "of a cycle, for a GPU with room for both; it pays from h = (V′ − V) / D on.",
         tables,
-        Headline("drafting while the target verifies, best against in turn", best, 1.0),
+        Headline("prepared beside the pass, tokens/s against in turn", float(tables[1].rows[-1][-1]), 1.0),
         notes,
     )
 
@@ -154,5 +125,5 @@ def add_arguments(parser) -> None:
     options.add_temperature(parser)
     options.add_tokens(parser, 128)
     options.add(parser, "outcomes", options.count, (4, 16), "to prepare for", nargs="+")
-    options.add(parser, "models", options.text, (), "with a draft model that ships, beside the random pair", nargs="*")
+    options.add(parser, "models", options.text, (), "whose draft model ships, beside the random pair", nargs="*")
     options.add(parser, "prompts", options.count, 3, "of each of these models")
