@@ -1,9 +1,5 @@
-"""Acceptance by decree, for load tests: how fast is a server whose drafter is right this often, whoever that will be?
-
-A draft costs nothing and means nothing, yet its verification costs what any does: so the load, the memory and the
-times are those of a drafter with this acceptance and no cost. Benchmarks of random prompts need it most, since what
-a drafter is worth on random tokens says nothing about real ones. (vLLM has it as rejection_sample_method "synthetic".)
-"""
+"""Acceptance by decree, for load tests: how fast is a server whose drafter costs nothing and is right this often?
+(vLLM: rejection_sample_method "synthetic".) Load, memory and verification are real; the output is noise."""
 
 import warnings
 
@@ -14,16 +10,15 @@ from .base import Draft, Drafter
 
 
 class Synthetic(Drafter):
-    """Draft random tokens, and accept each with probability `acceptance` if those before it were, whatever the target
-    says: `ms.drafters.Synthetic(0.8)`. NOT LOSSLESS: the output is noise. For load tests alone."""
+    """`ms.drafters.Synthetic(0.8)`: random draft tokens, each accepted with this probability if those before it were,
+    whatever the target says. NOT LOSSLESS."""
 
     lossless = False
 
     def __init__(self, acceptance: float = 0.8):
         require(real(acceptance, 0, 1), "a probability", acceptance=acceptance)
         self.acceptance, self.ids = acceptance, []
-        said = f"drafters.Synthetic({acceptance}) accepts random tokens: for load tests, the outputs are noise"
-        warnings.warn(said, stacklevel=2)
+        warnings.warn("drafters.Synthetic accepts random tokens: for load tests, outputs are noise", stacklevel=2)
 
     def __repr__(self) -> str:
         return f"Synthetic({self.acceptance}, not lossless)"

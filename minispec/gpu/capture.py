@@ -56,13 +56,12 @@ def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = to
 
 
 class Lane:
-    """What graphs share that replay one after the other: a pool of scratch memory, since none leaves anything there
-    that is needed later, and the streams that they are captured on."""
+    """What graphs that replay one after the other share: a pool of scratch memory, since none leaves anything there
+    that is needed later, and the streams, of some priority, that they are captured on."""
 
     def __init__(self, priority: int):
         self.alive, self.pool = WeakSet(), None  # who has a graph in the pool, which dies with the last of them
-        self.streams: dict[torch.device, torch.cuda.Stream] = {}
-        self.priority = priority  # of these streams, −1 being the high one
+        self.streams, self.priority = {}, priority  # a stream for each device; −1 comes first
 
 
 class Graphs:
