@@ -2,9 +2,10 @@
 # # Exercises 15: the frontier
 #
 # For lessons 15 and 15b: what inference engines have added to speculative decoding since it was published. Drafts come from
-# a model with a different vocabulary, and sampling depends on what was generated before. The last exercise is about cost:
-# what a verify pass reads in a mixture of experts. Each exercise stands alone, and the output still follows the target's
-# distribution exactly, as in set 06.
+# a model with a different vocabulary, sampling depends on what was generated before, and the next draft may be there
+# before the last one is verified. Two exercises are about cost: what a verify pass reads in a mixture of experts, and what
+# a benchmark with random prompts says. Each exercise stands alone, and the output still follows the target's distribution
+# exactly, as in set 06.
 #
 # A distribution is a tensor `[V]` of probabilities. If a function is given `random`, call `random()` for a fresh random
 # number in [0, 1), and use it only in a comparison, as in `random() < 0.3`, or to sample a token: `pick(probs, random())`.
@@ -237,7 +238,7 @@ check("15.ahead", next_draft)
 # %% [markdown] exercise="15.inflated"
 # ## 8. Real prompts against random ones
 #
-# Load tests often send random tokens. What a drafter is worth on those can be far from what it is worth on real text; SPEED-Bench
+# Load tests often send random tokens. What a drafter is worth on those can be far from what it is worth on text; SPEED-Bench
 # (Abramovich et al., 2026, arXiv:2604.09557) found that they overestimate throughput. A log has a line for each cycle. Say
 # what $\alpha$ is for each kind of prompt, accepted divided by tested, and how many times the tokens per forward pass of real
 # prompts the random ones show.

@@ -1,5 +1,6 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
-along a draft and after a tag, a recurrent state rewound by checkpoints, and how many experts a verify pass reads."""
+along a draft and after a tag, a recurrent state rewound by checkpoints, how many experts a verify pass reads, a draft
+that was prepared during the verification, and what random prompts inflate."""
 
 from itertools import accumulate
 from math import log
