@@ -6,10 +6,13 @@ text differs, the target's logits of the two tokens at which it parts tell a tie
 
 Meant for Spec-Bench (https://github.com/hemingkx/Spec-Bench), JSON lines with "category" and "turns": the first turn is
 put, as chat, and the eight small categories of MT-bench count as one group, as they do there.
+
+And as SPEED-Bench asks (arXiv:2604.09557): after prompts of other lengths, beside prompts of random tokens (--lengths),
+and along outputs of thousands of tokens (--long), which are sampled, since greedy ones come to repeat themselves.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, cycle, product, zip_longest
 from pathlib import Path
 
 import torch
@@ -162,6 +165,47 @@ def parting(target: Model, prompt: Sequence[int], plain: Sequence[int], other: S
     return {"place": place, "gap": abs(float(logits[plain[place]] - logits[other[place]]))}
 
 
+def stretched(prompts: Sequence[Sequence[int]], length: int, count: int) -> list[list[int]]:
+    """Prompts of this length: real ones laid end to end, the last one whole. Where there are too few they repeat."""
+    endless, made = cycle(prompts), []
+    for _ in range(count):
+        ids: list[int] = []
+        while len(ids) < length:
+            ids = [*next(endless), *ids]
+        made.append(ids[-length:])
+    return made
+
+
+def by_length(target: Model, entrants: Mapping, prompts: Sequence[Sequence[int]], args) -> dict:
+    """kind → length → drafter → what `measure` says of a group: of real prompts, and of random tokens."""
+    V, n, groups = target.config.vocab_size, args.per_length, {}
+    generator = torch.Generator().manual_seed(args.seed)
+    for length in args.lengths:
+        groups["real", length] = stretched(prompts, length, n)
+        groups["random", length] = torch.randint(V, (n, length), generator=generator).tolist()
+    rows = measure(target, entrants, groups, args.tokens, min(n, args.batch), args.seed)["results"]
+    found: dict[str, dict] = {"real": {}, "random": {}}
+    for kind, length in groups:
+        found[kind][str(length)] = {name: row["groups"][kind, length] for name, row in rows.items()}
+    return found
+
+
+def along(target: Model, entrants: Mapping, prompts: Sequence[Sequence[int]], args) -> dict:
+    """Drafter → what its cycles came to in each eighth of long outputs."""
+    width, found = -(-args.long // 8), {}
+    how = dict(temperature=args.temperature, seed=args.seed, ignore_eos=True)
+    for name, (drafter, k) in entrants.items():
+        parts = [Trace() for _ in range(0, args.long, width)]
+        for out in speculate(target, list(prompts[: args.per_length]), drafter, k or DEEP, args.long, **how):
+            for one in out.trace.cycles:
+                parts[(one.committed - out.prompt_tokens) // width].cycles.append(one)
+        found[name] = [
+            {"from": i * width, "acceptance": part.acceptance_rate, "tokens_per_pass": part.tokens_per_cycle}
+            for i, part in enumerate(parts)
+        ]
+    return found
+
+
 # ---------------------------------------------------------------- the page
 
 
@@ -193,6 +237,17 @@ def section(result: dict) -> Section:
     best = max(drafters, key=lambda name: drafters[name]["overall"]["tokens_per_pass"])
     top = drafters[best]["overall"]
     left_out = {group: count for group, count in result.get("too_long", {}).items() if count}
+    per_pass = lambda rows: [f"{rows[name]['tokens_per_pass']:.2f}" for name in drafters]  # noqa: E731
+    lengths = [
+        [f"{int(length):,} tokens, {kind}", *per_pass(result["lengths"][kind][length])]
+        for length in result.get("lengths", {}).get("real", ())
+        for kind in ("real", "random")
+    ]
+    places = [
+        [f"from {part[0]['from']:,}", *per_pass(dict(zip(result["along"], part, strict=True)))]
+        for part in zip(*result.get("along", {}).values(), strict=True)
+    ]
+    more = [Table([what, *drafters], rows) for what, rows in (("prompt", lengths), ("in the output", places)) if rows]
     head = ["overall", "k", "drafted per pass", "α", "tokens per pass"]
     return Section(
         f"Tokens per forward pass, {result['target']}",
@@ -203,6 +258,7 @@ def section(result: dict) -> Section:
         [
             Table(["tokens per pass", *result["prompts"], "overall"], by_group),
             Table([*head, "predicted", "measured / predicted", "outputs that differ"], overall),
+            *more,
         ],
         Headline(
             f"tokens per pass, {best}", top["tokens_per_pass"], expected_tokens(top, result["drafters"][best]["k"])
@@ -227,6 +283,10 @@ def add_arguments(parser) -> None:
     options.add(parser, "k", options.count, 4, deep)
     options.add(parser, "per-group", options.count, 40, "the first N prompts of each group")
     options.add(parser, "batch", options.count, 8, "prompts at once")
+    options.add(parser, "lengths", options.count, (), "of prompts, real ones and random tokens, too", nargs="*")
+    options.add(parser, "long", options.natural, 0, "tokens of long outputs, too")
+    options.add(parser, "per-length", options.count, 4, "prompts of each length, and long outputs")
+    options.add_temperature(parser, 0.7, "of the long outputs")
     dtypes, coarse = ("float32", "bfloat16"), "coarse numbers tie more often (default: %(default)s)"
     parser.add_argument("--dtype", choices=dtypes, default="float32", help=coarse)
 
@@ -236,6 +296,8 @@ def run(args) -> dict:
     if args.heads and sum(name in HEADED for name, _ in wanted.values()) != 1:
         raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADED)} in --drafters")
     target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    if target.device.type == "cuda" and (args.lengths or args.long):  # thousands of tokens, one after the other
+        target.accelerate()
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
 
     def enter(entrant: str) -> tuple[Drafter, int | None]:
@@ -243,6 +305,14 @@ def run(args) -> dict:
         return make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
 
     entrants, skipped = to_be_had(args.drafters, wanted, enter)
+    room = target.config.max_length - args.tokens - DEEP
+    if args.lengths and max(args.lengths) > room:
+        raise ValueError(f"lengths={max(args.lengths)}: {target.name} takes at most {room} before --tokens and a draft")
     result = measure(target, entrants, prompts, args.tokens, args.batch, args.seed)
+    texts = [ids for round in zip_longest(*prompts.values()) for ids in round if ids]  # every group in turn
+    if args.lengths:
+        result["lengths"] = by_length(target, entrants, texts, args)
+    if args.long:
+        result["along"] = along(target, entrants, texts, args)
     asked = {"prompts_from": Path(args.prompts).name, "per_group": args.per_group}
     return result | asked | {"too_long": too_long, "skipped": skipped}

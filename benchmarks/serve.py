@@ -52,11 +52,11 @@ def engine_for(spec: str, device: str | None, seed: int, epsilon: float, **sizes
     if name in SHAPES:
         target, draft = random_pair(SHAPES[name], usable_device(device), epsilon, seed)
         target = Model(name, target.transformer, numbered(target.config.vocab_size))
-        drafter = drafters.Model(draft) if by else None
+        drafter = drafters.Model(draft) if by == "model" else by and by_name(by, target)
     else:
         target = load_model(name, device=device)
-        drafter = by_name(by, target) if by else None
-    return Engine(target, drafter, **sizes)
+        drafter = by and by_name(by, target)
+    return Engine(target, drafter or None, **sizes)
 
 
 def numbered(vocab_size: int) -> Tokenizer:
@@ -109,7 +109,7 @@ def spec(value: str) -> str:
     """--sweep: TARGET or TARGET:DRAFTER."""
     name, colon, by = options.text(value).partition(":")
     known = ("model",) if name in SHAPES else tuple(DRAFTERS)
-    if not name or (colon and by not in known):
+    if not name or (colon and by.partition(":")[0] not in (*known, "synthetic")):
         raise ArgumentTypeError(f"{value!r}: give TARGET or TARGET:DRAFTER; drafters are {', '.join(known)}")
     return value
 

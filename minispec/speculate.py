@@ -106,6 +106,7 @@ class Loop:
             self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
         with watch("verify"):
             self.logits, hidden = self.forward()
+            drafter.while_verifying(sequences, self.drafts)  # launched is not finished: on a GPU that pass still runs
         with watch("sample"):
             raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
             self.cycles = self.judge()

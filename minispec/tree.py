@@ -38,6 +38,7 @@ class Draft:
     probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: it was not sampled
     parents: list[int] | None = None  # None: a chain; otherwise a tree, −1 is the last committed token
     scratch: Scratch | None = None
+    accepted: int | None = None  # so many are accepted, whatever the target says (drafters.Synthetic); None: judge them
 
     @property
     def branches(self) -> bool:
@@ -147,6 +148,7 @@ def only(draft: Draft, keep: Sequence[int]) -> Draft:
         None if draft.probs is None else draft.probs[keep],
         None if draft.parents is None else [number[draft.parents[i]] for i in keep],
         draft.scratch,
+        None if draft.accepted is None else sum(node < draft.accepted for node in keep),
     )
 
 

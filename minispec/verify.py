@@ -318,7 +318,10 @@ def judge(
         verdicts = []
         for draft, n, p_i, u_i in zip(drafts, counts, p, u, strict=True):
             shape, p_i, u_i = (draft.tokens, draft.node_parents), p_i[: n + 1], u_i[: n + 1]
-            verdicts.append(tree(p_i, draft.probs, *shape, u_i) if lossless else typical(p_i, *shape, u_i))
+            if (a := draft.accepted) is not None:
+                verdicts.append(Verdict(list(range(a)), pick(p_i[a], u_i[-1])))
+            else:
+                verdicts.append(tree(p_i, draft.probs, *shape, u_i) if lossless else typical(p_i, *shape, u_i))
     q_drafted = [None] * len(drafts) if q is None else at(q, drafted).tolist()
     each = zip(drafts, verdicts, p_drafted.tolist(), q_drafted, sequences, strict=True)
     return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
@@ -327,7 +330,9 @@ def judge(
 def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
     """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
     p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.node_parents, strict=True)]
-    return Cycle.of(draft, *greedy(best, draft.tokens, draft.node_parents), p, None, committed, lossless)
+    a = draft.accepted
+    verdict = greedy(best, draft.tokens, draft.node_parents) if a is None else Verdict(list(range(a)), best[a])
+    return Cycle.of(draft, *verdict, p, None, committed, lossless)
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "mtp": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target))),
     "mtp, tree": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8)),
     "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
+    "ahead": ("Ahead", lambda target, draft: D.Ahead(D.Model(draft), 5)),
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}

@@ -2,9 +2,10 @@
 # # Exercises 15: the frontier
 #
 # For lessons 15 and 15b: what inference engines have added to speculative decoding since it was published. Drafts come from
-# a model with a different vocabulary, and sampling depends on what was generated before. The last exercise is about cost:
-# what a verify pass reads in a mixture of experts. Each exercise stands alone, and the output still follows the target's
-# distribution exactly, as in set 06.
+# a model with a different vocabulary, sampling depends on what was generated before, and the next draft may be there
+# before the last one is verified. Two exercises are about cost: what a verify pass reads in a mixture of experts, and what
+# a benchmark with random prompts says. Each exercise stands alone, and the output still follows the target's distribution
+# exactly, as in set 06.
 #
 # A distribution is a tensor `[V]` of probabilities. If a function is given `random`, call `random()` for a fresh random
 # number in [0, 1), and use it only in a comparison, as in `random() < 0.3`, or to sample a token: `pick(probs, random())`.
@@ -233,3 +234,67 @@ def experts(logits: list[list[float]], per_token: int, always: float, expert: fl
 
 # %% exercise="15.experts"
 check("15.experts", experts)
+
+# %% [markdown] exercise="15.ahead"
+# ## 7. A draft that is already there
+#
+# While the target verifies, the draft model prepares drafts for the likeliest outcomes (Kumar, Dao and May, 2026,
+# arXiv:2603.03251). An outcome is how many of the draft tokens are accepted and which token is emitted after them. Now the
+# outcome is known. Return the next draft and the $q$ that the verifier is told: a prepared one if there is one for this
+# outcome, otherwise what `draft` makes after the new text. Call `draft` only if you need it. If two were prepared for this
+# outcome, the first one counts.
+#
+# | | | |
+# |---|---|---|
+# | `text` | list of tokens | the text before the verification |
+# | `drafted` | list of tokens | the draft that was verified |
+# | `accepted`, `token` | whole number, token | the outcome |
+# | `prepared` | list of `(a, t, tokens, q)` | what was prepared for the outcome `(a, t)`; `q` is a tensor `[n, V]` |
+# | `draft` | function | `draft(text)` drafts after a text and returns `(tokens, q)` |
+# | returns | `(tokens, q)` | the next draft |
+
+
+# %% exercise="15.ahead"
+def next_draft(text: list[int], drafted: list[int], accepted: int, token: int, prepared: list, draft) -> tuple:
+    """The next draft, and what it was sampled from."""
+    ### BEGIN SOLUTION: the first that was prepared for exactly this outcome, with its own q; else after the new text
+    for a, t, tokens, q in prepared:
+        if (a, t) == (accepted, token):
+            return tokens, q
+    return draft([*text, *drafted[:accepted], token])
+    ### END SOLUTION
+
+
+# %% exercise="15.ahead"
+check("15.ahead", next_draft)
+
+# %% [markdown] exercise="15.inflated"
+# ## 8. Real prompts against random ones
+#
+# Load tests often send random tokens. What a drafter is worth on those can be far from what it is worth on text; SPEED-Bench
+# (Abramovich et al., 2026, arXiv:2604.09557) found that they overestimate throughput. A log has a line for each cycle. Say
+# what $\alpha$ is for each kind of prompt, accepted divided by tested, and how many times the tokens per forward pass of real
+# prompts the random ones show.
+#
+# | | | |
+# |---|---|---|
+# | `log` | list of `(kind, n, a)` | `kind` is `"real"` or `"random"`; $n \ge 0$ tokens were drafted and the first $a \le n$ accepted; each kind has tested a token |
+# | returns | `(real, random, ratio)` | the two $\alpha$, and tokens per pass of random prompts divided by those of real ones |
+
+
+# %% exercise="15.inflated"
+def inflated(log: list[tuple[str, int, int]]) -> tuple[float, float, float]:
+    """α of real and of random prompts, and by how much random ones inflate the tokens per pass."""
+    ### BEGIN SOLUTION: tested = accepted and the first rejection, if there was one; a pass emits one token more
+    alpha, per_pass = {}, {}
+    for kind in ("real", "random"):
+        cycles = [(n, a) for which, n, a in log if which == kind]
+        accepted = sum(a for _, a in cycles)
+        alpha[kind] = accepted / sum(a + (a < n) for n, a in cycles)
+        per_pass[kind] = 1 + accepted / len(cycles)
+    return alpha["real"], alpha["random"], per_pass["random"] / per_pass["real"]
+    ### END SOLUTION
+
+
+# %% exercise="15.inflated"
+check("15.inflated", inflated)

@@ -84,8 +84,8 @@ def parser() -> Parser:
 
 
 def _add_drafter(sub: Parser, otherwise: str) -> None:
-    kinds = f"{', '.join(options.DRAFTERS)} (default: {otherwise})"
-    sub.add_argument("--drafter", choices=options.DRAFTERS, metavar="NAME", help=kinds)
+    kinds = f"{', '.join(options.DRAFTERS)}, or synthetic:0.8 for load tests (default: {otherwise})"
+    sub.add_argument("--drafter", type=options.drafter, metavar="NAME", help=kinds)
     options.add_draft(sub, help=f"the draft model of model and cascade {options.SHIPPED}")
 
 

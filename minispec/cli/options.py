@@ -64,6 +64,13 @@ def draft_length(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{error}, or auto") from None
 
 
+def drafter(text: str) -> str:
+    """--drafter: one by its name, or "synthetic:0.8" for load tests."""
+    if text in DRAFTERS or re.fullmatch(r"synthetic(:(0?\.\d+|[01]))?", text):
+        return text
+    raise argparse.ArgumentTypeError(f"{shortened(text)}: give one of {', '.join(DRAFTERS)}, or synthetic:0.8")
+
+
 def text(value: str) -> str:
     """Text that a tokenizer can encode. Bytes of the shell that are no UTF-8 arrive as lone surrogates."""
     try:

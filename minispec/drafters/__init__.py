@@ -4,6 +4,7 @@ ms.drafters.NGram(); on the command line they have names."""
 
 from ..load import folder, handle, registry
 from ..require import require
+from .ahead import Ahead
 from .base import Draft, Drafter, Scratch
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead
@@ -17,6 +18,7 @@ from .mtp import MTP, MTPHead
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
+from .synthetic import Synthetic
 from .translate import same_tokens
 
 DRAFTERS = {  # by their names on the command line, each with what ships for its target
@@ -48,7 +50,10 @@ def name_of(drafter: Drafter) -> str:
 
 def by_name(name: str, target: handle.Model, draft: str | None = None, heads: str | None = None) -> Drafter:
     """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
-    or hub id of trained heads."""
+    or hub id of trained heads. "synthetic:0.8", for load tests, is no drafter of the list: it is not lossless."""
+    kind, _, acceptance = name.partition(":")
+    if kind == "synthetic":
+        return Synthetic(float(acceptance or 0.8))
     require(name in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=name)
     if heads is not None and name not in HEADED:
         raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")

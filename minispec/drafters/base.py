@@ -6,6 +6,7 @@ from torch import Tensor
 from ..sequence import Sequence
 from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
 
+BESIDE: dict = {}  # kind of device → how to work beside the target's pass there: a context (gpu/ fills it)
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
 
 
@@ -31,6 +32,10 @@ class Drafter:
     def read_prompts(self, sequences: list[Sequence]) -> None:
         """The target is processing these prompts. Who reads them now need not do it before the first drafts, when
         everybody would wait for it."""
+
+    def while_verifying(self, sequences: list[Sequence], drafts: list[Draft]) -> None:
+        """The target's pass over these drafts is under way: launched, and on a GPU not waited for yet. What is done
+        here takes time of its own only as far as it outlasts the pass. (Not called by captured whole cycles.)"""
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the

@@ -1,6 +1,6 @@
 """What a drafter with layers of its own remembers: keys and values of every living sequence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -41,6 +41,15 @@ class DraftCache:
                         self.cache.states.adopt(row, old.states, at)
                 self.places[id] = self.cache, row
         self.cache.lengths = torch.tensor(lengths, device=self.cache.keys.device)
+
+    def fork(self, held: dict[Hashable, tuple[Hashable, int]]) -> None:
+        """New sequence → the one that it begins like, and how many entries they share."""
+        for new, (id, length) in held.items():
+            self.lengths[new], self.places[new] = min(length, self.lengths[id]), self.places[id]
+        self.cache = None  # two sequences have one row: whoever is asked for next is moved to one of its own
+
+    def rename(self, old: Hashable, new: Hashable) -> None:
+        self.lengths[new], self.places[new] = self.lengths.pop(old), self.places.pop(old)
 
     def forget(self, id: int) -> None:
         self.lengths.pop(id, None)

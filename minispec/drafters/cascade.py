@@ -35,6 +35,7 @@ class Cascade(DraftModel):
         inner.fit(middle)
         super().__init__(middle, sampling)
         self.inner, self.inner_k = inner, inner_k
+        self.pass_tokens = 2 + inner_k  # a pass verifies the inner drafter's tokens
 
     def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens of the middle model for every sequence, in as few of its passes as `inner` guesses well."""
@@ -96,6 +97,3 @@ class Cascade(DraftModel):
     def capture(self) -> None:
         super().capture()
         self.inner.capture()
-
-    def captured_memory(self):
-        return self.draft.capturer().draft_memory(2 + self.inner_k)  # a pass verifies the inner drafter's tokens

@@ -5,7 +5,7 @@ Bookkeeping. Before a cycle the cache lacks the last token, and the one before i
 for both cases and for the prompt too. After the cycle, `settle` rewinds what the target rejected.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,8 @@ class DraftModel(Drafter):
     `sampling` may differ from the target's: the output is exact all the same. `translate`: the draft model has another
     tokenizer, so draft only what both vocabularies have (translate.py).
     """
+
+    pass_tokens = 2  # what is new of a sequence after a cycle, at the most: captured passes take so many
 
     def __init__(self, draft: Model, sampling: Sampling | None = None, translate: bool = False):
         self.draft, self.sampling, self.translate = draft, sampling, translate
@@ -124,13 +126,19 @@ class DraftModel(Drafter):
         self.held.pop(id, None)
         (self.captured or self.memory).forget(id)
 
+    def become(self, fork: Hashable, id: int) -> None:
+        """What was drafted for a fork was drafted for the sequence: it goes on in the fork's memory."""
+        self.memory.forget(id)
+        self.memory.rename(fork, id)
+        self.committed[id] = self.committed.pop(fork)
+
     def capture(self) -> None:
         if isinstance(self.memory, ContiguousMemory) and not self.memory.lengths and self.draft.transformer.ordinary:
             self.memory = self.captured_memory()
         super().capture()
 
     def captured_memory(self):
-        return self.draft.capturer().draft_memory()
+        return self.draft.capturer().draft_memory(self.pass_tokens)
 
 
 def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..drafters.base import BESIDE
+
 
 def on_the_device(function):
     """No gradients, and ordinary tensors even under inference mode: what a graph keeps outlives the call."""
@@ -39,41 +41,69 @@ def on_the_device(function):
     return run
 
 
+class Lane:
+    """What graphs that replay one after the other share: a pool of scratch memory, since none leaves anything there
+    that is needed later, and the streams, of some priority, that they are captured on."""
+
+    def __init__(self, priority: int):
+        self.alive, self.pool = WeakSet(), None  # who has a graph in the pool, which dies with the last of them
+        self.streams, self.priority = {}, priority  # a stream for each device; −1 comes first
+
+
 class Graphs:
-    """What all graphs of this process share. One capture runs at a time, and one replay, so they need one pool of
-    scratch memory: none leaves anything there that is needed later."""
+    """What all graphs of this process share. One capture runs at a time, and one replay; but what works `beside` other
+    work, on a stream of its own, replays while that does, and shares no memory with it."""
 
     def __init__(self):
         self.lock, self.capturing = threading.RLock(), False  # one warm-up and capture at a time
-        self.alive, self.pool = WeakSet(), None  # who has a graph in the pool, which dies with the last of them
-        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+        self.main, self.side, self.here = Lane(0), Lane(-1), threading.local()
         self.dead: list[torch.cuda.CUDAGraph] = []  # nobody needs them: to be freed when no capture runs
         self.failed: list[torch.cuda.CUDAGraph] = []  # never to be freed: torch's allocator goes on asking them
 
+    @property
+    def lane(self) -> Lane:
+        """Of what this thread launches."""
+        return getattr(self.here, "lane", self.main)
+
+    @contextmanager
+    def beside(self, device: torch.device, wait: bool):
+        """What is launched inside runs beside what was launched before, or with `wait` after it. What is launched
+        later waits for it."""
+        self.here.lane, outside = self.side, torch.cuda.current_stream(device)
+        try:
+            stream = self.stream(device)
+            if wait:
+                stream.wait_stream(outside)
+            with torch.cuda.stream(stream):
+                yield
+            outside.wait_stream(stream)
+        finally:
+            self.here.lane = self.main
+
     def stream(self, device: torch.device) -> torch.cuda.Stream:
         """That captures are made on. torch's own is one per process, on the device that captured first."""
-        if device not in self.streams:
-            self.streams[device] = torch.cuda.Stream(device)
-        return self.streams[device]
+        if device not in self.lane.streams:
+            self.lane.streams[device] = torch.cuda.Stream(device, priority=self.lane.priority)
+        return self.lane.streams[device]
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph, device: torch.device):
         """What is launched inside becomes the graph. torch.cuda.graph would empty the allocator's cache before each."""
-        collects, self.capturing = gc.isenabled(), True
+        collects, self.capturing, lane = gc.isenabled(), True, self.lane
         gc.disable()
-        if self.pool is None or not self.alive:
-            self.alive, self.pool = WeakSet(), torch.cuda.graph_pool_handle()
+        if lane.pool is None or not lane.alive:
+            lane.alive, lane.pool = WeakSet(), torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.stream(self.stream(device)):
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
                 try:
                     yield
                 finally:
                     graph.capture_end()
         except BaseException:
             self.failed.append(graph)
-            self.pool = None  # the allocator counts it as in use for ever
-            del self.streams[device]
+            lane.pool = None  # the allocator counts it as in use for ever
+            del lane.streams[device]
             raise
         finally:
             self.capturing = False
@@ -92,6 +122,7 @@ class Graphs:
 
 
 GRAPHS = Graphs()
+BESIDE["cuda"] = GRAPHS.beside
 
 
 class Event:
@@ -172,7 +203,7 @@ class Captured:
                 try:
                     self.warm_up(GRAPHS.stream(device))
                     self.graph = self.capture(device)
-                    GRAPHS.alive.add(self)
+                    GRAPHS.lane.alive.add(self)
                     return
                 except RuntimeError as caught:
                     error = repr(caught)  # the exception itself would keep this frame alive

@@ -6,6 +6,8 @@ ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
     make_room(ends)    slots for each of these sequences up to so many tokens; what was rewound is forgotten
     forward(new)       one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each,
                        or, with `tails`, of what follows the last few [B, longest tail, V]
+    fork(held)         new sequences that begin like others, with as many of their tokens
+    rename(old, new)   the new sequence goes on with the memory of the old one
     forget(row)        the sequence has ended
 
 Here a pass over one or two tokens per sequence is a single launch (buckets.py). Two are new after a draft that was
@@ -13,7 +15,7 @@ accepted whole: its last token and the bonus. A sequence with more new tokens ha
 all their passes in one launch, over the same memory (engine_models.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +89,19 @@ class PagedMemory:
             self.buckets.prompts.process(list(new.values()), *self._where(new))
         for row in new:
             self.lengths[row] += len(new[row])
+
+    def fork(self, held: dict[Hashable, tuple[Hashable, int]]) -> None:
+        self.make_room({new: length for new, (_, length) in held.items()})
+        pairs = []  # of blocks: from, to
+        for new, (row, length) in held.items():
+            self.lengths[new] = length
+            pairs += zip(self.tables[row], self.tables[new][: -(-length // BLOCK)], strict=False)
+        old, own = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T.to(self.draft.device)
+        for layers in (self.cache.keys, self.cache.values):
+            layers[:, own] = layers[:, old]
+
+    def rename(self, old: Hashable, new: Hashable) -> None:
+        self.lengths[new], self.tables[new] = self.lengths.pop(old), self.tables.pop(old)
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)

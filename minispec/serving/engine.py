@@ -319,6 +319,7 @@ class Engine:
             self._attempt(runner.forward, turns)
             if self.controller is None or self.controller.drafts_lately:
                 self._attempt(runner.read_prompts, [turn for turn in emitting if turn.prefill and turn.sequence.k])
+            self._attempt(runner.while_verifying, [turn for turn in turns if turn.asked])
             runner.run_ahead(step, self.scheduler.reserve_ahead)
             self._attempt(runner.synchronise, emitting)
             clock.lap("pass")

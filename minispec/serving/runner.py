@@ -180,6 +180,11 @@ class Runner:
     def tables(self, turns: list[Turn]) -> list[list[int]]:
         return [self.pool.tables[turn.sequence.request_id].blocks for turn in turns]
 
+    def while_verifying(self, turns: list[Turn]) -> None:
+        """Drafters may use the time of the pass."""
+        sequences = [turn.sequence for turn in turns]
+        self.drafter.while_verifying(sequences, [sequence.draft for sequence in sequences])
+
     def run_ahead(self, step: Step, reserve: Callable[[Step], bool]) -> None:
         """A device may launch the next step's pass here, before the host waits, if its slots can be reserved."""
 

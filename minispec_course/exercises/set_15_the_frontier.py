@@ -1,5 +1,6 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
-along a draft and after a tag, recurrent states rewound and kept by slot, and how many experts a verify pass reads."""
+along a draft and after a tag, recurrent states rewound and kept by slot, how many experts a verify pass reads, a draft
+that was prepared during the verification, and what random prompts inflate."""
 
 from itertools import accumulate
 from math import log
@@ -843,3 +844,169 @@ def _(draw):
     experts = draw.whole(4, 4 + draw.size)
     case = routing(draw, experts, draw.whole(2, experts - 1), draw.whole(2, 2 + draw.size))
     return case | dict(logits=[[400 * z for z in scores] for scores in case["logits"]])
+
+
+# ---- 15.ahead -------------------------------------------------------------------------------------------------------
+def next_draft(
+    text,
+    drafted,
+    accepted,
+    token,
+    prepared,
+    draft,
+    *,
+    fits=lambda one, outcome: one[:2] == outcome,
+    choose=None,
+    q=None,
+):
+    """The next draft and its q, with parts to exchange."""
+    found = [one for one in prepared if fits(one, (accepted, token))]
+    if not found:
+        return draft([*text, *drafted[:accepted], token])
+    one = choose(found) if choose else found[0]
+    return one[2], q(prepared) if q else one[3]
+
+
+def observe_next(answer, text, drafted, accepted, token, prepared):
+    asked = []
+
+    def draft(context):
+        asked.append(list(context))
+        return [sum(context) % 4, len(context) % 4], rows([0.25] * 4, [0.25] * 4)
+
+    made = [(*one[:3], rows(*one[3])) for one in prepared]
+    chosen, q = pair(answer(list(text), list(drafted), accepted, token, made, draft), "the tokens, and their q")
+    return {"tokens": list(tokens(chosen)), "q": tensor(q, "q").tolist(), "drafted after": asked}
+
+
+ONE, OTHER = [[0.5, 0.25, 0.25, 0.0]], [[0.125, 0.125, 0.25, 0.5]]
+
+
+AHEAD = exercise(
+    "15.ahead",
+    legend={"prepared": "each is a, t, its tokens and their q, one list for each token"},
+    reference=next_draft,
+    observe=observe_next,
+    cases=[
+        dict(text=[1], drafted=[2], accepted=1, token=3, prepared=[(1, 3, [0], ONE)]),
+        dict(text=[1], drafted=[2], accepted=0, token=3, prepared=[]),
+        dict(text=[1, 2], drafted=[0, 3], accepted=1, token=2, prepared=[(0, 2, [0], ONE), (1, 2, [3], OTHER)]),
+        dict(text=[1, 2], drafted=[0, 3], accepted=1, token=1, prepared=[(2, 1, [0], ONE), (1, 2, [3], OTHER)]),
+        dict(text=[3], drafted=[1, 2], accepted=2, token=0, prepared=[(2, 0, [1], ONE), (2, 0, [0], ONE)]),
+        dict(text=[3], drafted=[1, 2], accepted=2, token=0, prepared=[(2, 3, [0], OTHER), (2, 0, [2], ONE)]),
+    ],
+)
+
+
+@AHEAD.wrong_solutions
+class _:
+    def for_another_token(*case):
+        """You look at how many tokens were accepted, but not at the token after them. The prepared draft then follows
+        another text: its memory is wrong, and it is hardly ever accepted."""
+        return next_draft(*case, fits=lambda one, outcome: one[0] == outcome[0])
+
+    def for_another_length(*case):
+        """You look at the emitted token alone. The same token after more or fewer accepted ones is another text."""
+        return next_draft(*case, fits=lambda one, outcome: one[1] == outcome[1])
+
+    def q_of_another_outcome(*case):
+        """The tokens are right, but q is that of the first outcome that was prepared. q has to be what these tokens
+        were sampled from: with another one, the output no longer follows the target."""
+        return next_draft(*case, q=lambda prepared: prepared[0][3])
+
+    def the_likelier_one(*case):
+        """Two drafts were prepared for this outcome, and you take the likelier one. A draft that is chosen for its
+        tokens was not sampled from q any more: fix beforehand which one counts, the first."""
+        return next_draft(*case, choose=lambda found: max(found, key=lambda one: float(one[3][0][one[2][0]])))
+
+    def drafts_again(text, drafted, accepted, token, prepared, draft):
+        """You draft although a draft is there. The output is exact, and the time that was to be saved is spent."""
+        return next_draft(text, drafted, accepted, token, [], draft)
+
+    def after_the_rejected(text, drafted, accepted, *case):
+        """On a miss you draft after the whole old draft. The rejected tokens are not part of the text."""
+        return next_draft([*text, *drafted], [], accepted, *case)
+
+
+def outcomes(draw: Draw, hit: bool, twice: bool = False) -> dict:
+    """A verification, and what was prepared for its likeliest outcomes."""
+    drafted, accepted = [draw.randrange(4) for _ in range(draw.whole(1, 1 + draw.size))], 0
+    accepted, token = draw.whole(0, len(drafted)), draw.randrange(4)
+    others = [(a, t) for a in range(len(drafted) + 1) for t in range(4) if (a, t) != (accepted, token)]
+    chosen = draw.sample(others, draw.whole(1, 3)) + [(accepted, token)] * (hit + twice)
+    draw.shuffle(chosen)
+    made = [(*one, [draw.randrange(4)], draw.choice([ONE, OTHER])) for one in chosen]
+    return dict(text=[draw.randrange(4)], drafted=drafted, accepted=accepted, token=token, prepared=made)
+
+
+fresh("15.ahead", "prepared for", lambda draw: outcomes(draw, True), weight=2)
+fresh("15.ahead", "not prepared for", lambda draw: outcomes(draw, False))
+fresh("15.ahead", "prepared for twice", lambda draw: outcomes(draw, True, True))
+
+
+# ---- 15.inflated ----------------------------------------------------------------------------------------------------
+def inflated(log, *, tested=lambda n, a: min(a + 1, n), emitted=lambda a: a + 1, pool=None, flip=False):
+    """α of real and of random prompts, and by how much the latter inflate the tokens per pass; parts to exchange."""
+    found = {}
+    for kind in ("real", "random"):
+        cycles = [(n, a) for which, n, a in log if which == kind]
+        if pool is None:
+            alpha = sum(a for _, a in cycles) / sum(tested(n, a) for n, a in cycles)
+        else:
+            alpha = pool([a / tested(n, a) for n, a in cycles if n])
+        found[kind] = alpha, sum(emitted(a) for _, a in cycles) / len(cycles)
+    (real, per_pass), (random, other) = found["real"], found["random"]
+    return real, random, per_pass / other if flip else other / per_pass
+
+
+def observe_inflated(answer, log):
+    names = "α, real", "α, random", "ratio"
+    found = several(answer(list(log)), 3, "α of real prompts, α of random ones, and the ratio")
+    return {name: float(number(x, name)) for name, x in zip(names, found, strict=True)}
+
+
+INFLATED = exercise(
+    "15.inflated",
+    reference=inflated,
+    observe=observe_inflated,
+    cases=[
+        dict(log=[("real", 1, 1), ("random", 1, 1)]),
+        dict(log=[("real", 4, 1), ("random", 4, 4)]),
+        dict(log=[("real", 4, 0), ("real", 2, 2), ("random", 4, 3), ("random", 4, 4)]),
+        dict(log=[("random", 3, 1), ("real", 3, 2), ("real", 0, 0), ("random", 3, 3), ("real", 5, 1)]),
+    ],
+)
+
+
+@INFLATED.wrong_solutions
+class _:
+    def of_all_drafted(log):
+        """You divide by all drafted tokens. Those after the first rejection were never tested."""
+        return inflated(log, tested=lambda n, a: n)
+
+    def always_a_rejection(log):
+        """You count a rejection in every cycle. A draft that was accepted whole met none: it tested n tokens."""
+        return inflated(log, tested=lambda n, a: a + 1)
+
+    def without_the_bonus(log):
+        """α is right. But a pass emits one token more than it accepts, the correction or the bonus."""
+        return inflated(log, emitted=lambda a: a)
+
+    def mean_of_the_cycles(log):
+        """You average over cycles, so one with a single draft token weighs as much as one with eight: divide the
+        sums."""
+        return inflated(log, pool=lambda rates: sum(rates) / len(rates))
+
+    def the_other_way_round(log):
+        """Your ratio is upside down: how many times the tokens per pass of real prompts do random ones show?"""
+        return inflated(log, flip=True)
+
+
+@fresh("15.inflated", "a log")
+def _(draw):
+    log = [("real", 2, 1), ("random", 2, 1)]  # of each at least one that tested a token, and accepted it
+    for _ in range(draw.whole(0, 2 + 2 * draw.size)):
+        n = draw.whole(0, 5)
+        log.append((draw.choice(["real", "random"]), n, draw.whole(0, n)))
+    draw.shuffle(log)
+    return dict(log=log)

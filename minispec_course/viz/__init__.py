@@ -17,7 +17,7 @@ from .cycles import cycle_over_steps, cycle_stepper
 from .dashboard import dashboard
 from .diagnose import diagnose
 from .drafting_steps import drafting_steps
-from .figures import acceptance_by_position, drafter_speedups
+from .figures import acceptance_by_position, drafter_speedups, real_and_random
 from .gantt import gantt
 from .loop import loop_picture
 from .memory_map import memory_map

@@ -39,6 +39,32 @@ def acceptance_by_position(traces: Mapping[str, Trace]) -> go.Figure:
     return _figure(lines, "Acceptance at each position, given that all before it were accepted", **axes)
 
 
+def real_and_random(result: dict) -> go.Figure:
+    """Tokens per pass after prompts of each length, real ones and of random tokens, and on the right along long
+    outputs: a stored result of `benchmarks acceptance --lengths … --long …`."""
+    lines, told = [], []
+
+    def line(name: str, i: int, at: Sequence[int], rows: Sequence[dict], **more) -> None:
+        figures = [row["tokens_per_pass"] for row in rows]
+        told.append(f"{name}: {', '.join(f'{x:,} → {y:.2f}' for x, y in zip(at, figures, strict=True))}")
+        marker = dict(symbol=SYMBOLS[i % 8], size=8)
+        lines.append(go.Scatter(x=list(at), y=figures, name=name, mode="lines+markers", marker=marker, **more))
+
+    for i, name in enumerate(result["along"]):
+        colour = PALETTE[i % 6]
+        for kind, dash in (("real", "solid"), ("random", "dot")):
+            by_length = result["lengths"][kind]
+            rows = [row[name] for row in by_length.values()]
+            line(f"{name}, {kind}", i, list(map(int, by_length)), rows, line=dict(color=colour, dash=dash))
+        rows = result["along"][name]
+        line(f"{name}, along", i, [row["from"] for row in rows], rows, line_color=colour, xaxis="x2", showlegend=False)
+    left = dict(title="tokens of prompt", type="log", domain=[0, 0.56])
+    right = dict(title="tokens of output before", domain=[0.62, 1], anchor="y")
+    axes = dict(xaxis=left, xaxis2=right, yaxis=dict(title="tokens per pass", rangemode="tozero"))
+    meta = f"Tokens per pass after real and random prompts by length, and along outputs. {'; '.join(told)}."
+    return _figure(lines, f"Real prompts and random tokens, {result['target']}", **axes, meta=meta)
+
+
 def drafter_speedups(race: dict) -> go.Figure:
     """Speed-ups over plain decoding, as `labs.drafting.race` measured them: a group of bars per drafter, a colour per
     kind of text."""

@@ -7,6 +7,7 @@ import pytest
 import benchmarks
 from benchmarks import batch
 from minispec import theory
+from minispec_course import viz
 from minispec_course.labs import ladder, pairs, slower
 
 TOY = pairs.SHAPES["toy"]
@@ -132,8 +133,26 @@ def test_acceptance(told, bench, tiny_folder, draft_folder, tmp_path):
     assert result["prompts"] == {"mt-bench": 2, "math reasoning": 1} and result["too_long"]["qa"] == 1
     assert result["prompts_from"] == "prompts.jsonl" and result["skipped"] == {}
     assert all(row["overall"]["differing"] == 0 for row in result["results"].values())
+    result = told(f"{options} --k 3 --drafters model ngram --lengths 30 60 --long 40 --per-length 2")
+    assert [[*of] for of in result["lengths"].values()] == [["30", "60"]] * 2
+    for by_length in result["lengths"].values():
+        assert all(row["prompts"] == 2 and not row["differing"] for of in by_length.values() for row in of.values())
+    assert [part["from"] for part in result["along"]["model"]] == [*range(0, 40, 5)]
+    drawn = viz.real_and_random(result).data
+    assert [line.name for line in drawn[:3]] == ["model, real", "model, random", "model, along"]
+    assert list(drawn[0].y) == [of["model"]["tokens_per_pass"] for of in result["lengths"]["real"].values()]
     for words, wrong in (("--drafters guess", "guess"), ("--drafters ngram:0", "ngram:0"), ("--heads x", "--drafters")):
         bench(f"{options} {words}", wrong)
+
+
+@pytest.mark.nightly
+def test_ahead(told):
+    result = told("ahead --shape toy --context 20 --tokens 24 --repeat 1 --k 2 --outcomes 6")
+    [rows] = result["results"].values()
+    assert [*rows] == ["one launch", "in turn", "prepared beside, 6", "prepared after, 6"]
+    assert all(row["same_tokens"] for row in rows.values())
+    assert rows["in turn"]["hit_rate"]["median"] == 0 < rows["prepared beside, 6"]["hit_rate"]["median"] <= 1
+    assert rows["prepared beside, 6"]["tokens_per_cycle"] == rows["in turn"]["tokens_per_cycle"]
 
 
 @pytest.mark.slow

@@ -60,6 +60,10 @@ def test_the_summary_of_scripted_rounds():
 # ---------------------------------------------------------------- acceptance
 
 
+def test_long_prompts_end_with_a_whole_one():
+    assert acceptance.stretched([[1, 2, 3], [4], [5, 6]], 4, 2) == [[4, 1, 2, 3][-4:], [2, 3, 5, 6]]
+
+
 def test_a_draft_that_is_never_wrong_is_worth_k_plus_one_tokens():
     """And one that is left its own length (k=None) is not cut short."""
     target = scripted(whole_text)

@@ -89,6 +89,7 @@ def hosted(device="cpu") -> dict[str, Callable[[], D.Drafter]]:
         "lookahead": lambda: D.Lookahead(target),
         "cascade": lambda: D.Cascade(D.NGram(), draft),
         "typical": lambda: D.Medusa(target, medusa, nodes=6, lossless=False),
+        "ahead": lambda: D.Ahead(D.Model(draft), 5),
         "eagle, chain": lambda: D.Eagle(target, eagle, tree=False),
         "dflash, chain": lambda: D.DFlash(target, dflash, tree=False),
     }

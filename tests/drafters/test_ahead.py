@@ -1,0 +1,222 @@
+"""Drafting while the target verifies: exact whatever was prepared, the same drafts as without, and fewer of them waited
+for. (Greedy and sampled outputs in both loops: all_drafters.)"""
+
+import random
+from functools import cache, partial
+
+import pytest
+import torch
+from fakes import continuation, scripted, whole_text, wrong_at
+from loop_checks import LAW_PROMPT, LAW_TOKENS, PROMPT, law_pair, target_law
+from mutants.patching import Mutant, assert_caught, rewrite, rewritten
+from sequence_distribution import assert_follows
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.drafters import Draft
+from minispec.drafters import ahead as ahead_module
+from minispec.drafters.ahead import Ahead, likelihoods
+from minispec.drafters.model import DraftModel
+from minispec.exact import chain_cycle, exact_distribution, propose_chain, total_variation
+from minispec.sampling import pick
+from minispec.sequence import Sequence
+
+D = ms.drafters
+
+# ---------------------------------------------------------------- exactly
+
+
+def toy(vocab: int, seed: int):
+    """The distribution of the next token depends on the last two."""
+    table = torch.rand(vocab + 1, vocab + 1, vocab, generator=torch.Generator().manual_seed(seed)).double() ** 2 + 0.02
+    return cache(lambda context: (row := table[(-1, -1, *context)[-2]][(-1, *context)[-1]]) / row.sum())
+
+
+def two_cycles(target, draft, k: int, outcomes: int, n: int, random, use=lambda made, text: made.get(text), seen=False):
+    """The first n tokens of cycles that prepare for the likeliest outcomes. `use` takes the prepared draft and its q;
+    if `seen`, prepared drafts are sampled with the numbers that the verification uses."""
+    text, made = (), {}
+    while len(text) < n:
+        drafted, qs = use(made, text) or propose_chain(draft, text, k, random)
+        u = [random() for _ in range(k + 1)]
+        q = torch.stack([draft(text + drafted[:a]) for a in range(k + 1)])
+        chances = likelihoods(q, list(drafted), q[range(k), drafted])
+        best, V = chances.flatten().topk(outcomes).indices.tolist(), q.shape[1]
+        after = [(*text, *drafted[: i // V], i % V) for i in best]
+        more = len(text) + 1 < n  # else nobody asks for a draft again
+        numbers = partial(next, iter(u * outcomes)) if seen else random
+        made = {end: propose_chain(draft, end, k, numbers) for end in after if more}
+        given = lambda *_, draft=(drafted, qs): draft  # noqa: E731
+        text += chain_cycle(target, draft, text, k, partial(next, iter(u)), propose=given)
+    return text[:n]
+
+
+def plain(target, n: int, random):
+    text = ()
+    while len(text) < n:
+        text += (pick(target(text), random()),)
+    return text
+
+
+def wrong_q(made: dict, text: tuple):
+    """The right tokens, with the q of another outcome."""
+    others = [q for end, (_, q) in made.items() if end != text]
+    return (made[text][0], others[0]) if text in made and others else None
+
+
+def any_outcome(made: dict, text: tuple):
+    """Whatever was prepared first, for whichever outcome, with its own q."""
+    return next(iter(made.values()), None)
+
+
+@pytest.mark.parametrize("vocab, k, outcomes, n", [(3, 1, 2, 2), (2, 1, 2, 3), (2, 2, 2, 2)])
+def test_every_branch_of_the_random_numbers(vocab, k, outcomes, n):
+    target, draft = toy(vocab, 0), toy(vocab, 1)
+    run = partial(two_cycles, target, draft, k, outcomes, n)
+    expected = exact_distribution(partial(plain, target, n))
+    away = lambda **how: total_variation(exact_distribution(partial(run, **how)), expected)  # noqa: E731
+    assert away() < 1e-12
+    assert away(use=any_outcome) < 1e-12  # an ordinary draft with a true q, only a poor one
+    assert away(use=wrong_q) > 1e-3
+    assert away(seen=True) > 1e-3
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_an_outcome_is_as_likely_as_the_tokens_it_emits(n):
+    """With keep = q(d): so all of them sum to one, and the token that was rejected is never the correction."""
+    q = torch.rand(n + 1, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64).softmax(-1)
+    drafted, reach = [3, 0, 3, 6][:n], 1.0
+    chances = likelihoods(q, drafted, q[range(n), drafted])
+    for a in range(n + 1):
+        expected = reach * q[a]
+        if a < n:
+            reach, expected[drafted[a]] = float(expected[drafted[a]]), 0.0
+        assert torch.allclose(chances[a], expected)
+    assert abs(float(chances.sum()) - 1) < 1e-12
+
+
+# ---------------------------------------------------------------- the drafter itself
+
+
+def check_fresh(turns: int = 30) -> None:
+    """Sequences join, end, are preempted, and sit out. With or without preparations drafts are those of the model, and
+    none is made twice."""
+    target, draft = random_model(num_layers=3), random_model(num_layers=1)
+    ahead, rng = Ahead(D.Model(draft), 6), random.Random(1)
+    ahead.fit(target)
+    texts: dict[int, list[int]] = {}
+    of = lambda id: Sequence(id, list(texts[id]), generator=torch.Generator())  # noqa: E731
+    for turn in range(turns):
+        if turn < 3:
+            texts[turn] = [rng.randrange(64) for _ in range(rng.randint(1, 6))]
+        chosen, k = rng.sample(sorted(texts), rng.randint(1, len(texts))), rng.randint(1, 3)
+        expected = D.Model(draft).propose([of(id) for id in chosen], k)
+        made = ahead.propose([of(id) for id in chosen], k)
+        for mine, theirs in zip(made, expected, strict=True):
+            assert mine.tokens == theirs.tokens[: len(mine.tokens)] and mine.tokens, f"turn {turn}"
+        if rng.random() < 0.9:
+            ahead.while_verifying([of(id) for id in chosen], made)
+        for id, draft_of in zip(chosen, made, strict=True):
+            end = tuple(rng.choice([*ahead.prepared.get(id, {}), (*texts[id], *draft_of.tokens[:1], 7)]))
+            a = len(end) - len(texts[id]) - 1
+            texts[id] = list(end)
+            ahead.settle(id, range(a), end[-1])
+        if turn % 7 == 6:
+            id = rng.choice(sorted(texts))
+            texts[id] = texts[id][: 1 + len(texts[id]) // 2]
+            ahead.rewind(id, len(texts[id]) - 1)
+    assert ahead.hits > turns // 2 and ahead.misses > 5
+    for id in texts:
+        ahead.forget(id)
+    inner = ahead.inner
+    assert not (ahead.prepared or inner.committed or inner.memory.lengths or inner.memory.places)
+
+
+def check_passes() -> None:
+    """k passes for a miss, none for a hit; and 1 + k while the target verifies, over all outcomes side by side."""
+    wrong, k, count = (4, 11, 16), 3, 40
+    target, draft = scripted(whole_text), scripted(wrong_at(wrong))
+    ahead, passes = Ahead(D.Model(draft), 40), draft.transformer.readings
+    cycles = []
+    out = ms.speculate(target, PROMPT, ahead, k, count, on_cycle=lambda c: cycles.append((c, ahead.hits, len(passes))))
+    assert out.tokens == continuation(PROMPT, count)
+    hits = before = 0
+    for cycle, hit, done in cycles:
+        if cycle.committed + 2 * (k + 1) <= len(PROMPT) + count:  # else there is less to draft, or nothing to prepare
+            assert done - before == (0 if hit > hits else k) + 1 + k
+        hits, before = hit, done
+    assert ahead.hits > 2 and ahead.misses >= 1
+
+
+def check_law(draws: int = 1_200) -> None:
+    """Sampled outputs follow the target, with a generator for each sequence."""
+    target, draft = law_pair()
+    ahead = Ahead(D.Model(draft), 8)
+    outs = ms.speculate(target, [LAW_PROMPT] * draws, ahead, 1, LAW_TOKENS, temperature=1.0, seed=5)
+    assert ahead.hits > draws
+    assert_follows([out.tokens for out in outs], target_law(temperature=1.0), "prepared drafts")
+
+
+CHECKS = {"fresh": check_fresh, "passes": check_passes, "law": check_law}
+MADE = "zip(forks, self.inner.propose(forks, self.k) if forks else [], strict=True)"
+ROLLED = "others(forks, self.inner.propose(forks, self.k))"
+COPY = "id=(sequence.id, i), generator=twin(sequence.generator)"
+
+
+def others(forks: list, drafts: list) -> list:
+    """Each draft with the q of the next one."""
+    q = [draft.probs for draft in drafts]
+    return [(fork, Draft(d.tokens, other)) for fork, d, other in zip(forks, drafts, q[1:] + q[:1], strict=True)]
+
+
+def twin(generator: torch.Generator) -> torch.Generator:
+    return torch.Generator().set_state(generator.get_state())
+
+
+def q_of_another_outcome(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ahead_module, "others", others, raising=False)
+    rewrite(patch, Ahead, "while_verifying", MADE, ROLLED)
+
+
+def the_verifications_random_numbers(patch: pytest.MonkeyPatch) -> None:
+    """Samples what it prepares with the numbers that the verification will use."""
+    patch.setattr(ahead_module, "twin", twin, raising=False)
+    rewrite(patch, Ahead, "while_verifying", "id=(sequence.id, i)", COPY)
+
+
+MUTANTS = {
+    # Takes the draft of whichever outcome was prepared first. Exact, and hardly ever accepted.
+    "draft_of_another_outcome": rewritten(
+        Ahead,
+        "propose",
+        "prepared.pop(tuple(sequence.tokens), None)",
+        "prepared.pop(next(iter(prepared), None), None)",
+        "fresh",
+    ),
+    "q_of_another_outcome": Mutant(q_of_another_outcome, ("law",)),
+    "the_verifications_random_numbers": Mutant(the_verifications_random_numbers, ("law",)),
+    # The memory of the sequence stays what it was: the fork's is lost.
+    "hits_forget_their_memory": rewritten(
+        DraftModel, "become", "self.memory.rename(fork, id)", "self.memory.forget(fork)", "fresh", "passes"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_ahead(check):
+    CHECKS[check]()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_preparations(name):
+    assert_caught(name, MUTANTS[name], CHECKS)
+
+
+def test_what_cannot_be_prepared_for(make_model):
+    for inner in (D.NGram(), D.Cascade(D.NGram(), make_model(num_layers=1))):
+        with pytest.raises(ValueError, match=r"ms\.drafters\.Model\(draft\)"):
+            Ahead(inner)
+    with pytest.raises(ValueError, match="outcomes=-1"):
+        Ahead(D.Model(make_model(num_layers=1)), -1)
