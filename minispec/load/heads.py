@@ -52,9 +52,12 @@ def find_heads(target: Model, kind: str, source: str | Path | None, public: bool
     return folder, settings
 
 
-def fill(module: nn.Module, folder: Path) -> None:
-    """Load stored weights into a module that has exactly these, in its own device and precision."""
+def fill(module: nn.Module, folder: Path, *more: Path) -> None:
+    """Load stored weights into a module that has exactly these, in its own device and precision. They may be in several
+    folders."""
     weights = Weights(*tensors_in(folder), OTHER_TARGET)
+    for other in more:
+        weights.tensors |= tensors_in(other)[0]
     weights.fill(module, {name: name for name in module.state_dict()})
     weights.finish()
 
