@@ -112,4 +112,3 @@ class DFlash2(DFlash):
     @property
     def candidates(self) -> int:
         return min(TOP, len(self.heads.head_ids))
-

@@ -48,7 +48,7 @@ class DSpark(DFlash):
         target: Model,
         heads: DSparkHead | str | Path | None = None,
         block: int | None = None,
-        confidence: float = 0.1,
+        confidence: float = 0.05,
     ):
         require(real(confidence, 0, 1), "a number from 0 (never stop early) to 1", confidence=confidence)
         super().__init__(target, heads, block, tree=False)

@@ -1,0 +1,154 @@
+"""Teach what DFlash 2 and DSpark add to a block drafter (drafters/dflash2.py, drafters/dspark.py), both at once.
+
+The blocks are those of recipes/dflash.py, of a drafter that is there (--backbone). Each blank is told the token that
+was written before it, and learns the target's distribution there. First the backbone is left as it is; with
+--tune-steps it then learns along, DFlash's own loss among the others, and is stored beside what was added.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minispec.cli import options
+from minispec.drafters.dflash import DFlashHead
+from minispec.drafters.dflash2 import TOP, DFlash2Head, PairHead
+from minispec.drafters.dspark import DSparkHead
+from minispec.load.handle import Model
+from minispec.load.heads import fill
+from minispec.load.registry import locate
+
+from . import arguments
+from .corpus import Corpus
+from .dflash import anchors_in, blanks_of, calibrate, read_blocks
+from .lessons import Batch, Lessons, split_rows
+from .loop import fit
+
+
+def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
+    """A drafter with this backbone, whose scores are all zero."""
+    head = kind(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public, **shape)
+    head.load_state_dict(b.state_dict(), strict=False)
+    with torch.no_grad():
+        (head.pairs.gate if head.gate == "product" else head.pairs.second).weight.zero_()
+        for part in head.confidence.parameters() if head.kind == "dspark" else ():
+            part.zero_()
+    if b.public:
+        head.mask_token_id, head.mask = b.mask_token_id, b.mask
+    return head.to(b.head_ids.device)
+
+
+def best_logits(head: PairHead, states: Tensor, before: Tensor, target) -> Tensor:
+    """Logits [..., v] of blanks with these states [..., d] after the tokens `before` [...]."""
+    rows = head.head_rows(target)
+    unary = (states @ rows.T).float()
+    scores = head.pairs.gated(head.before(before, target), states) @ head.pairs.second(rows).T
+    if head.kind == "dspark":
+        return unary + scores
+    best = unary.topk(min(TOP, unary.shape[-1])).indices
+    return unary.scatter_add(-1, best, scores.gather(-1, best).float())
+
+
+def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float):
+    """The weighted mean over all blanks of the cross-entropies of DFlash, DFlash 2 and DSpark, and of its confidence in
+    Σ min(p, q)."""
+    two, spark, target = heads["dflash2"], heads["dspark"], lessons.target
+    asking, learnt = blanks_of(batch, anchors, real, two.block)
+    row = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand_as(asking)[learnt]
+    place, before = asking[learnt], batch.tokens[row, asking[learnt]]  # [N] each
+    weight = torch.exp(-torch.arange(two.block - 1, device=anchors.device) / decay).expand_as(learnt)[learnt]
+    with torch.no_grad():
+        p = lessons.law(batch.answers.states[row, place], batch.answers.log_z[row, place], two.head_ids)  # [N, v]
+    with torch.set_grad_enabled(two.fc.weight.requires_grad):
+        states = read_blocks(two, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:][learnt]  # [N, d]
+        rows = two.head_rows(target)
+        log_u = (states @ rows.T).float().log_softmax(-1)
+        plain = (p * log_u).sum(-1)
+
+    u, best = log_u.topk(min(TOP, log_u.shape[-1]))  # [N, m]
+    context = two.pairs.gated(two.before(before, target), states)
+    s = (two.pairs.second(rows)[best] @ context[..., None])[..., 0].float()
+    rest = (1 - u.exp().sum(-1)).clamp(min=1e-9).log()
+    paths = plain + (p.gather(1, best) * s).sum(-1) - p.sum(-1) * torch.logaddexp((u + s).logsumexp(-1), rest)
+
+    codes = spark.before(before, target)
+    log_q = log_u + spark.pairs.gated(codes, states) @ spark.pairs.second(rows).T
+    log_q = log_q.float().log_softmax(-1)
+    overlap = torch.minimum(p, log_q.detach().exp()).sum(-1)
+    sure = spark.confidence(torch.cat([states.detach(), codes.detach()], -1).float())[:, 0].float()
+    doubt = F.binary_cross_entropy_with_logits(sure, overlap, reduction="none")
+    loss = doubt - plain - paths - (p * log_q).sum(-1)
+    return (weight * loss).sum() / weight.sum()
+
+
+def train(heads: nn.ModuleDict, lessons: Lessons, *, batch_tokens=16_000, every=6, decay=4.0, seed=0, **options):
+    generator = torch.Generator(lessons.target.device)
+
+    def loss_at(step: int) -> Tensor:
+        batch = lessons.batch(step, seed, batch_tokens)
+        anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
+        return pair_loss(heads, lessons, batch, anchors, real, decay)
+
+    return fit(heads, loss_at, **options)
+
+
+def store(target: Model, heads: nn.ModuleDict, folder: Path, backbone: str | None, bits: int, unseen: Corpus) -> None:
+    """Both additions, and the backbone too unless it is found by this name."""
+    two, spark = heads["dflash2"], heads["dspark"]
+    if backbone is None:
+        b = two
+        plain = DFlashHead(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public)
+        plain.load_state_dict(b.state_dict(), strict=False)
+        plain.mask_token_id = getattr(b, "mask_token_id", None)
+        keep(target, plain, folder / "dflash", bits, unseen)
+        spark.load_state_dict({n: x for n, x in two.state_dict().items() if not n.startswith("pairs.")}, strict=False)
+    for head in (two, spark):
+        head.backbone = backbone or "../dflash"
+        keep(target, head, folder / head.kind, 8, unseen)
+
+
+def keep(target: Model, head: DFlashHead, folder: Path, bits: int, unseen: Corpus) -> None:
+    head.save(target, folder, bits)
+    stored = type(head).load(target, folder)  # what is measured is what was stored
+    guess = partial(best_logits, stored, target=target.transformer) if isinstance(head, PairHead) else None
+    head.save(target, folder, bits, **(measured := calibrate(target.transformer, stored, unseen, guess=guess)))
+    print(f"saved {folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
+
+
+def add_arguments(parser) -> None:
+    add = partial(options.add, parser)
+    arguments.add_training(parser, 1500, 1e-3, 16_000)
+    parser.add_argument("--backbone", metavar="NAME", help="a DFlash drafter (default: the one that ships)")
+    add("rank", options.count, 256, "of the scores")
+    add("neurons", options.count, 1024, "of the MLP that makes A of an embedding")
+    add("tune-steps", options.natural, 0, "then so many steps in which the backbone learns, too")
+    add("every", options.count, 6, "one block for so many tokens of a sequence")
+    add("decay", options.positive, 4.0, "γ₀: the j-th blank counts exp(−(j − 1) / γ₀)", "X")
+    arguments.add_keep(parser)
+    add("bits", options.count, 8, "of a stored weight of the backbone, 2 to 8", choices=range(2, 9))
+
+
+def run(args, target: Model) -> None:
+    learnt, unseen = split_rows(Corpus.load(*args.corpus))
+    greedy = unseen[unseen.temperature == 0]
+    unseen, name = greedy if len(greedy) else unseen, args.backbone or f"{target.name}-dflash"
+    base = DFlashHead.load(target, name)
+    fill(base.float(), locate(name))  # again, for a target in half precision has rounded them
+    shape = dict(rank=args.rank, neurons=args.neurons, backbone=name)
+    heads = nn.ModuleDict({kind.kind: new_head(kind, base, **shape) for kind in (DFlash2Head, DSparkHead)})
+    heads.requires_grad_(False)
+    for head in heads.values():
+        head.pairs.requires_grad_(True)
+    heads["dspark"].confidence.requires_grad_(True)
+    lessons = Lessons(target.transformer, learnt, base.hidden_layers, **arguments.chosen(args, "keep keep_bits"))
+    how = arguments.chosen(args, "batch_tokens every decay seed stop_after")
+    train(heads, lessons, steps=args.steps, lr=args.lr, folder=args.out / "frozen", **how)
+    store(target, heads, args.out / "frozen", name, args.bits, unseen)
+    if args.tune_steps:
+        heads["dflash2"].requires_grad_(True)
+        train(heads, lessons, steps=args.tune_steps, lr=args.lr / 2, folder=args.out / "tuned", **how)
+        store(target, heads, args.out / "tuned", None, args.bits, unseen)
