@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minispec.cli import options
 from minispec.drafters.dflash import DFlashHead
-from minispec.drafters.dflash2 import TOP, DFlash2Head, PairHead
+from minispec.drafters.dflash2 import DFlash2Head, PairHead
 from minispec.drafters.dspark import DSparkHead
 from minispec.load.handle import Model
 from minispec.load.heads import fill
@@ -46,10 +46,10 @@ def best_logits(head: PairHead, states: Tensor, before: Tensor, target) -> Tenso
     """Logits [..., v] of blanks with these states [..., d] after the tokens `before` [...]."""
     rows = head.head_rows(target)
     unary = (states @ rows.T).float()
-    scores = head.pairs.gated(head.before(before, target), states) @ head.pairs.second(rows).T
+    scores = head.pairs.gated(head.pairs.before(before, target.embed_tokens.weight), states) @ head.pairs.second(rows).T
     if head.kind == "dspark":
         return unary + scores
-    best = unary.topk(min(TOP, unary.shape[-1])).indices
+    best = unary.topk(min(head.top, unary.shape[-1])).indices
     return unary.scatter_add(-1, best, scores.gather(-1, best).float())
 
 
@@ -57,6 +57,7 @@ def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Ten
     """The weighted mean over all blanks of the cross-entropies of DFlash, DFlash 2 and DSpark, and of its confidence in
     Σ min(p, q)."""
     two, spark, target = heads["dflash2"], heads["dspark"], lessons.target
+    embedding = target.embed_tokens.weight
     asking, learnt = blanks_of(batch, anchors, real, two.block)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand_as(asking)[learnt]
     place, before = asking[learnt], batch.tokens[row, asking[learnt]]  # [N] each
@@ -69,13 +70,13 @@ def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Ten
         log_u = (states @ rows.T).float().log_softmax(-1)
         plain = (p * log_u).sum(-1)
 
-    u, best = log_u.topk(min(TOP, log_u.shape[-1]))  # [N, m]
-    context = two.pairs.gated(two.before(before, target), states)
+    u, best = log_u.topk(min(two.top, log_u.shape[-1]))  # [N, m]
+    context = two.pairs.gated(two.pairs.before(before, embedding), states)
     s = (two.pairs.second(rows)[best] @ context[..., None])[..., 0].float()
     rest = (1 - u.exp().sum(-1)).clamp(min=1e-9).log()
     paths = plain + (p.gather(1, best) * s).sum(-1) - p.sum(-1) * torch.logaddexp((u + s).logsumexp(-1), rest)
 
-    codes = spark.before(before, target)
+    codes = spark.pairs.before(before, embedding)
     log_q = log_u + spark.pairs.gated(codes, states) @ spark.pairs.second(rows).T
     log_q = log_q.float().log_softmax(-1)
     overlap = torch.minimum(p, log_q.detach().exp()).sum(-1)

@@ -44,6 +44,7 @@ class DFlashHead(StoredHead):
     """
 
     kind, published, borrows = "dflash", staticmethod(read_dflash), False
+    first = 1  # the first place of a block that proposes a token: 0 if the last token's own proposes the one after it
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class DFlash(HeadDrafter):
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
-        return self.nodes if self.tree else min(k, self.block - 1)
+        return self.nodes if self.tree else min(k, self.block - self.heads.first)
 
     def ready(self, sequence: Sequence) -> bool:
         return True  # the last token alone will do
@@ -222,4 +223,4 @@ class DFlash(HeadDrafter):
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = cache.begin(self.block, whole_block)
         last = self.target.transformer.embed_tokens(self.last(sequences))  # [b, 1, d]
-        return head(last, slots, attend)[:, 0, 1:]
+        return head(last, slots, attend)[:, 0, head.first :]

@@ -53,21 +53,23 @@ class DSpark(DFlash):
         require(real(confidence, 0, 1), "a number from 0 (never stop early) to 1", confidence=confidence)
         super().__init__(target, heads, block, tree=False)
         self.confidence = confidence
-        self.after = self.heads.after(self.heads.head_ids, target.transformer)  # [v, r]
+        head, self.embedding = self.heads, target.transformer.embed_tokens.weight
+        self.after = head.pairs.after(torch.arange(len(head.head_ids), device=target.device), self.head_rows)  # [v, r]
 
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        head, target = self.heads, self.target.transformer
+        head = self.heads
         states = self.states(sequences)[:, :k]  # [b, min(k, B − 1), d]
         logits, last, steps = linear(states, self.head_rows), self.last(sequences)[:, 0], iter(range(states.shape[1]))
         sure: list[Tensor] = []  # [b] each: the chance that everything up to here is accepted
 
         def score(newest: Tensor | None) -> Tensor:
             j = next(steps)
-            codes, h = head.before(last if newest is None else newest, target), states[:, j]  # [b, r], [b, d]
+            codes = head.pairs.before(last if newest is None else newest, self.embedding)  # [b, r]
+            h = states[:, j]  # [b, d]
             c = head.confidence(torch.cat([h, codes], -1)).sigmoid()[:, 0]
             sure.append(sure[-1] * c if sure else c)
             biased = logits[:, j] + linear(head.pairs.gated(codes, h), self.after)  # [b, v]
-            everywhere = biased.new_full((len(h), target.config.vocab_size), -torch.inf)
+            everywhere = biased.new_full((len(h), len(self.embedding)), -torch.inf)
             return everywhere.index_copy_(1, head.head_ids, biased)
 
         chains = sample_chains(score, sequences, states.shape[1], None)

@@ -214,6 +214,11 @@ class EagleOnDevice(DeviceDrafter):
 class DFlashOnDevice(DeviceDrafter):
     """DFlash's block, and the likeliest prefixes of it. The context of what was verified is added at once."""
 
+    @classmethod
+    def takes(cls, drafter: DFlash) -> bool:
+        """Layers that convolve draft without a capture."""
+        return super().takes(drafter) and not getattr(drafter.heads, "taps", 0)
+
     def __init__(self, drafter: DFlash, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
         self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - 1)
