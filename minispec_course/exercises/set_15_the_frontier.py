@@ -829,8 +829,10 @@ class _:
 
 
 def heads(draw: Draw, k: int, n: int, **how) -> dict:
-    q, sure = [draw.rows(n, n, **how) for _ in range(k)], [draw.rows(1, n, positive=True)[0].sqrt() for _ in range(k)]
-    return dict(q=q, sure=sure, last=draw.whole(0, n - 1), threshold=draw.choice([0.1, 0.2, 0.35, 0.5]))
+    """No product of these confidences is as large as one of these thresholds."""
+    sure = [probs(*(draw.choice([0.4, 0.5, 0.6, 0.8]) for _ in range(n))) for _ in range(k)]
+    q, thresholds = [draw.rows(n, n, **how) for _ in range(k)], [0.11, 0.17, 0.23, 0.31, 0.45]
+    return dict(q=q, sure=sure, last=draw.whole(0, n - 1), threshold=draw.choice(thresholds))
 
 
 fresh("15.confidence", "one draft token", lambda draw: heads(draw, 1, draw.whole(2, 3)))
