@@ -32,6 +32,7 @@ from .loop import fit
 def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
     """A drafter with this backbone, whose scores are all zero."""
     head = kind(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public, **shape)
+    head = head.to(b.head_ids.device, b.dtype)
     head.load_state_dict(b.state_dict(), strict=False)
     with torch.no_grad():
         (head.pairs.gate if head.gate == "product" else head.pairs.second).weight.zero_()
@@ -39,7 +40,7 @@ def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
             part.zero_()
     if b.public:
         head.mask_token_id, head.mask = b.mask_token_id, b.mask
-    return head.to(b.head_ids.device)
+    return head
 
 
 def best_logits(head: PairHead, states: Tensor, before: Tensor, target) -> Tensor:
