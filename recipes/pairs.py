@@ -81,7 +81,7 @@ def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Ten
     log_q = log_u + spark.pairs.gated(codes, states) @ spark.pairs.second(rows).T
     log_q = log_q.float().log_softmax(-1)
     overlap = torch.minimum(p, log_q.detach().exp()).sum(-1)
-    sure = spark.confidence(torch.cat([states.detach(), codes.detach()], -1).float())[:, 0].float()
+    sure = spark.confidence(torch.cat([states.detach(), codes.detach()], -1))[:, 0].float()
     doubt = F.binary_cross_entropy_with_logits(sure, overlap, reduction="none")
     loss = doubt - plain - paths - (p * log_q).sum(-1)
     return (weight * loss).sum() / weight.sum()
