@@ -29,17 +29,22 @@ from .lessons import Batch, Lessons, split_rows
 from .loop import fit
 
 
-def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
-    """A drafter with this backbone, whose scores are all zero."""
+def copied(kind: type[DFlashHead], b: DFlashHead, **shape) -> DFlashHead:
+    """A drafter of this kind with the backbone of b."""
     head = kind(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public, **shape)
     head = head.to(b.head_ids.device, b.dtype)
     head.load_state_dict(b.state_dict(), strict=False)
-    with torch.no_grad():
-        (head.pairs.gate if head.gate == "product" else head.pairs.second).weight.zero_()
-        for part in head.confidence.parameters() if head.kind == "dspark" else ():
-            part.zero_()
     if b.public:
         head.mask_token_id, head.mask = b.mask_token_id, b.mask
+    return head
+
+
+@torch.no_grad()
+def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
+    """A drafter with this backbone to train, whose scores are all zero."""
+    head = copied(kind, b, **shape)
+    for zero in [head.pairs.gate] if kind is DFlash2Head else [head.pairs.second, head.confidence]:
+        torch.nn.init.zeros_(zero.weight)
     return head
 
 
@@ -99,26 +104,18 @@ def train(heads: nn.ModuleDict, lessons: Lessons, *, batch_tokens=16_000, every=
 
 
 def store(target: Model, heads: nn.ModuleDict, folder: Path, backbone: str | None, bits: int, unseen: Corpus) -> None:
-    """Both additions, and the backbone too unless it is found by this name."""
-    two, spark = heads["dflash2"], heads["dspark"]
-    if backbone is None:
-        b = two
-        plain = DFlashHead(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public)
-        plain.load_state_dict(b.state_dict(), strict=False)
-        plain.mask_token_id = getattr(b, "mask_token_id", None)
-        keep(target, plain, folder / "dflash", bits, unseen)
-        spark.load_state_dict({n: x for n, x in two.state_dict().items() if not n.startswith("pairs.")}, strict=False)
-    for head in (two, spark):
-        head.backbone = backbone or "../dflash"
-        keep(target, head, folder / head.kind, 8, unseen)
-
-
-def keep(target: Model, head: DFlashHead, folder: Path, bits: int, unseen: Corpus) -> None:
-    head.save(target, folder, bits)
-    stored = type(head).load(target, folder)  # what is measured is what was stored
-    guess = partial(best_logits, stored, target=target.transformer) if isinstance(head, PairHead) else None
-    head.save(target, folder, bits, **(measured := calibrate(target.transformer, stored, unseen, guess=guess)))
-    print(f"saved {folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
+    """Both additions, and the backbone too unless it is found by this name. What is stored is measured."""
+    two, spark = heads.values()
+    backbone_alone = copied(DFlashHead, two)
+    spark.load_state_dict(backbone_alone.state_dict(), strict=False)
+    for head in (*([] if backbone else [backbone_alone]), two, spark):
+        head.backbone, out, plain = backbone or "../dflash", folder / head.kind, head is backbone_alone
+        head.save(target, out, bits if plain else 8)
+        stored = type(head).load(target, out)
+        guess = None if plain else partial(best_logits, stored, target=target.transformer)
+        measured = calibrate(target.transformer, stored, unseen, guess=guess)
+        head.save(target, out, bits if plain else 8, **measured)
+        print(f"saved {out}: {(out / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
 
 
 def add_arguments(parser) -> None:
