@@ -21,6 +21,7 @@ from minispec.drafters.dspark import DSparkHead
 from minispec.load.handle import Model
 from minispec.load.heads import fill
 from minispec.load.registry import locate
+from minispec.model import Transformer
 
 from . import arguments
 from .corpus import Corpus
@@ -48,47 +49,41 @@ def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
     return head
 
 
-def best_logits(head: PairHead, states: Tensor, before: Tensor, target) -> Tensor:
+def best_logits(head: DFlashHead, states: Tensor, before: Tensor, target: Transformer) -> Tensor:
     """Logits [..., v] of blanks with these states [..., d] after the tokens `before` [...]."""
     rows = head.head_rows(target)
     unary = (states @ rows.T).float()
-    scores = head.pairs.gated(head.pairs.before(before, target.embed_tokens.weight), states) @ head.pairs.second(rows).T
+    if not isinstance(head, PairHead):
+        return unary
+    context = head.pairs.gated(head.pairs.before(before, target.embed_tokens.weight), states)
+    scores = (context @ head.pairs.second(rows).T).float()
     if head.kind == "dspark":
         return unary + scores
     best = unary.topk(min(head.top, unary.shape[-1])).indices
-    return unary.scatter_add(-1, best, scores.gather(-1, best).float())
+    return unary.scatter_add(-1, best, scores.gather(-1, best))
 
 
 def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float):
-    """The weighted mean over all blanks of the cross-entropies of DFlash, DFlash 2 and DSpark, and of its confidence in
+    """The weighted mean over all blanks of the cross-entropies of all that draft, and of DSpark's confidence in
     Σ min(p, q)."""
     two, spark, target = heads["dflash2"], heads["dspark"], lessons.target
-    embedding = target.embed_tokens.weight
     asking, learnt = blanks_of(batch, anchors, real, two.block)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand_as(asking)[learnt]
     place, before = asking[learnt], batch.tokens[row, asking[learnt]]  # [N] each
     weight = torch.exp(-torch.arange(two.block - 1, device=anchors.device) / decay).expand_as(learnt)[learnt]
+    tuned = two.fc.weight.requires_grad
     with torch.no_grad():
         p = lessons.law(batch.answers.states[row, place], batch.answers.log_z[row, place], two.head_ids)  # [N, v]
-    with torch.set_grad_enabled(two.fc.weight.requires_grad):
+    with torch.set_grad_enabled(tuned):
         states = read_blocks(two, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:][learnt]  # [N, d]
-        rows = two.head_rows(target)
-        log_u = (states @ rows.T).float().log_softmax(-1)
-        plain = (p * log_u).sum(-1)
-
-    u, best = log_u.topk(min(two.top, log_u.shape[-1]))  # [N, m]
-    context = two.pairs.gated(two.pairs.before(before, embedding), states)
-    s = (two.pairs.second(rows)[best] @ context[..., None])[..., 0].float()
-    rest = (1 - u.exp().sum(-1)).clamp(min=1e-9).log()
-    paths = plain + (p.gather(1, best) * s).sum(-1) - p.sum(-1) * torch.logaddexp((u + s).logsumexp(-1), rest)
-
-    codes = spark.pairs.before(before, embedding)
-    log_q = log_u + spark.pairs.gated(codes, states) @ spark.pairs.second(rows).T
-    log_q = log_q.float().log_softmax(-1)
-    overlap = torch.minimum(p, log_q.detach().exp()).sum(-1)
-    sure = spark.confidence(torch.cat([states.detach(), codes.detach()], -1))[:, 0].float()
-    doubt = F.binary_cross_entropy_with_logits(sure, overlap, reduction="none")
-    loss = doubt - plain - paths - (p * log_q).sum(-1)
+    log_q = [best_logits(head, states, before, target).log_softmax(-1) for head in (two, spark)]
+    if tuned:
+        log_q.append((states @ two.head_rows(target).T).float().log_softmax(-1))
+    loss = -sum((p * x).sum(-1) for x in log_q)
+    overlap = torch.minimum(p, log_q[1].detach().exp()).sum(-1)
+    codes = spark.pairs.before(before, target.embed_tokens.weight)
+    sure = spark.confidence(torch.cat([states, codes], -1).detach())[:, 0].float()
+    loss = loss + F.binary_cross_entropy_with_logits(sure, overlap, reduction="none")
     return (weight * loss).sum() / weight.sum()
 
 
@@ -112,7 +107,7 @@ def store(target: Model, heads: nn.ModuleDict, folder: Path, backbone: str | Non
         head.backbone, out, plain = backbone or "../dflash", folder / head.kind, head is backbone_alone
         head.save(target, out, bits if plain else 8)
         stored = type(head).load(target, out)
-        guess = None if plain else partial(best_logits, stored, target=target.transformer)
+        guess = partial(best_logits, stored, target=target.transformer)
         measured = calibrate(target.transformer, stored, unseen, guess=guess)
         head.save(target, out, bits if plain else 8, **measured)
         print(f"saved {out}: {(out / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
