@@ -37,7 +37,7 @@ from .prompts import encode, read_texts
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 GROUP = dict.fromkeys(MT_BENCH, "mt-bench") | {"math_reasoning": "math reasoning", "rag": "retrieval"}  # others as is
 
-HEADS = {"medusa": "Medusa", "eagle": "Eagle", "dflash": "DFlash"}  # trained for one target: classes in drafters
+HEADS = {"medusa": "Medusa", "eagle": "Eagle", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}  # classes
 DEFAULT = ("model", *HEADS, "ngram", "suffix")
 NAMES = tuple(dict.fromkeys((*DEFAULT, *DRAFTERS)))
 DEEP = 16  # what heads are asked for: they know themselves how far they see
@@ -83,8 +83,8 @@ def make(name: str, target: Model, draft: str | None = None, heads: str | None =
     """A drafter by its name; heads are a folder or a hub id, or those that come with the target."""
     if name not in HEADS:
         return by_name(name, target, draft, heads if name in HEADED else None)  # mtp: a chain of k
-    options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {}) | (dict(heads=heads) if heads else {})
-    return getattr(drafters, HEADS[name])(target, **options)
+    sizes = {"eagle": dict(nodes=NODES, width=BROAD), "dspark": {}}.get(name, dict(nodes=NODES))
+    return getattr(drafters, HEADS[name])(target, **sizes, **dict(heads=heads) if heads else {})
 
 
 # ---------------------------------------------------------------- the benchmark

@@ -20,6 +20,7 @@ COMMANDS = {
     "medusa": "train Medusa's heads on the target's own output",
     "eagle": "train EAGLE's head, which drafts on the target's own features",
     "dflash": "train a drafter that fills in a whole block at once",
+    "pairs": "train what DFlash 2 and DSpark add to such a drafter",
     "mtp": "train a multi-token prediction module, chained as DeepSeek-V3's and Qwen3-Next's are",
     "micro": "train the embedded pair on stories the target generates",
 }

@@ -9,7 +9,7 @@ A wrong token makes all that follow it worthless, so the j-th blank counts exp(�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -191,9 +191,17 @@ def train(
 
 @torch.no_grad()
 def calibrate(
-    target: Transformer, head: DFlashHead, corpus: Corpus, *, batch_tokens: int = 20_000, every: int = 6, seed: int = 0
+    target: Transformer,
+    head: DFlashHead,
+    corpus: Corpus,
+    *,
+    batch_tokens: int = 20_000,
+    every: int = 6,
+    seed: int = 0,
+    guess: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict:
     """How often a blank is filled as the target did: given that all before it in the block were, and whatever was.
+    `guess` gives other logits than DFlash's: of states and the tokens before them.
 
     The text follows the target's law, so the first is the chance that this draft is accepted; the expected tokens a
     pass are 1 + Σ_j (the chance that the first j are right).
@@ -205,9 +213,11 @@ def calibrate(
         anchors, real = anchors_in(batch.asked, every, generator)
         asking, learnt = blanks_of(batch, anchors, real, head.block)
         states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
-        guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
-        written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
-        right = (guess == written) & learnt
+        before, written = (
+            x.gather(1, asking.flatten(1)).view_as(asking) for x in (batch.tokens, batch.tokens.roll(-1, 1))
+        )
+        logits = guess(states, before) if guess else states @ head.head_rows(target).T  # [n, A, B − 1, v]
+        right = (head.head_ids[logits.argmax(-1)] == written) & learnt
         whole = right.cumprod(-1)  # right so far
         before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
         for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):

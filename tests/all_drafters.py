@@ -31,18 +31,25 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "mtp, tree": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8)),
     "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
     "ahead": ("Ahead", lambda target, draft: D.Ahead(D.Model(draft), 5)),
+    "dflash2": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), tree=False)),
+    "dflash2, tree": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), nodes=8)),
+    "dspark": ("DSpark", lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.6)),
+    "dspark, whole": ("DSpark", lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), None, 0.0)),
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}
 
 
-def random_dflash(target: ms.Model, block: int = 4, seed: int = 0, **options) -> D.DFlashHead:
+def random_pairs(target: ms.Model, kind=D.DFlash2Head, **options) -> D.DFlashHead:
+    """The same, with additions."""
+    return random_dflash(target, kind=kind, **dict(rank=8, neurons=12) | options)
+
+
+def random_dflash(target: ms.Model, block: int = 4, seed: int = 0, kind=D.DFlashHead, **options) -> D.DFlashHead:
     """A block drafter of random weights that reads two depths of the target and proposes its first 64 tokens."""
     generator = torch.Generator().manual_seed(seed)
     head_ids = torch.arange(min(64, target.config.vocab_size))
-    heads = D.DFlashHead(
-        replace(target.config, num_layers=2), head_ids, (1, target.config.num_layers), block, **options
-    )
+    heads = kind(replace(target.config, num_layers=2), head_ids, (1, target.config.num_layers), block, **options)
     for name, weight in heads.named_parameters():
         noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         weight.data = 1 + 0.2 * noise if "norm" in name else noise / weight.shape[-1] ** 0.5

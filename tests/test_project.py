@@ -73,8 +73,8 @@ PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
 # The rooms of minispec from the ground up; the other packages stand above them in the order of PACKAGES. A room imports
 # from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
 ROOMS = [
-    "lazy require cpu kernels cache experts theory model cpu.fused processors sampling tree verify trace output "
-    "sequence generate drafters.base controller speculate exact load.handle",
+    "lazy require cpu kernels recurrent cache experts theory model cpu.fused processors sampling tree verify trace "
+    "output sequence generate drafters.base controller speculate exact load.handle",
     "load",
     "drafters",
     "serving",

@@ -236,7 +236,7 @@ def experts(logits: list[list[float]], per_token: int, always: float, expert: fl
 check("15.experts", experts)
 
 # %% [markdown] exercise="15.ahead"
-# ## 7. A draft that is already there
+# ## 8. A draft that is already there
 #
 # While the target verifies, the draft model prepares drafts for the likeliest outcomes (Kumar, Dao and May, 2026,
 # arXiv:2603.03251). An outcome is how many of the draft tokens are accepted and which token is emitted after them. Now the
@@ -269,7 +269,7 @@ def next_draft(text: list[int], drafted: list[int], accepted: int, token: int, p
 check("15.ahead", next_draft)
 
 # %% [markdown] exercise="15.inflated"
-# ## 8. Real prompts against random ones
+# ## 9. Real prompts against random ones
 #
 # Load tests often send random tokens. What a drafter is worth on those can be far from what it is worth on text; SPEED-Bench
 # (Abramovich et al., 2026, arXiv:2604.09557) found that they overestimate throughput. A log has a line for each cycle. Say
@@ -298,3 +298,40 @@ def inflated(log: list[tuple[str, int, int]]) -> tuple[float, float, float]:
 
 # %% exercise="15.inflated"
 check("15.inflated", inflated)
+
+# %% [markdown] exercise="15.confidence"
+# ## 10. Where confidence may cut
+#
+# DSpark fills a block in one forward pass, and then a small head walks along it (arXiv:2607.05147): it corrects the
+# distribution of each position for the token that was drafted before it. A second head says how sure it is that the next
+# token will be accepted if all before it are. Draft until the chance that everything so far is accepted, the product of
+# these numbers, falls below `threshold`. The drafts are verified with rejection sampling afterwards, and the output must
+# follow the target's distribution exactly: mind what you have seen when you decide.
+#
+# | | | |
+# |---|---|---|
+# | `q` | list of $k$ tensors $[V, V]$ | row $a$ of the $j$-th: the distribution at position $j$ if token $a$ comes before it |
+# | `sure` | list of $k$ tensors $[V]$ | entry $a$ of the $j$-th: the confidence at position $j$ after token $a$ |
+# | `last` | token | the last token before the draft |
+# | `threshold` | number from 0 to 1 | a position is drafted if the product up to it is at least this |
+# | `random()` | number in $[0, 1)$ | a fresh random number at each call; `pick(probs, random())` samples a token |
+# | returns | list of tokens | the draft, at most $k$ tokens |
+
+
+# %% exercise="15.confidence"
+def draft_sure(q: list[torch.Tensor], sure: list[torch.Tensor], last: int, threshold: float, random) -> list[int]:
+    """A draft of tokens sampled one after the other, as long as it is likely enough to be accepted."""
+    ### BEGIN SOLUTION: the confidence depends on the token before, so it is known before anything is sampled
+    drafted, before, chance = [], last, 1.0
+    for q_j, sure_j in zip(q, sure, strict=True):
+        chance *= float(sure_j[before])
+        if chance < threshold:
+            break
+        before = pick(q_j[before], random())
+        drafted.append(before)
+    return drafted
+    ### END SOLUTION
+
+
+# %% exercise="15.confidence"
+check("15.confidence", draft_sure)

@@ -14,7 +14,7 @@ from reprlib import repr as shortened
 from ..load.write import STDOUT
 
 # Names that drafters/ and parallel/handover.py own, listed here because to import those is to import torch.
-DRAFTERS = "model ngram suffix early-exit quantized cascade lookahead medusa eagle dflash mtp".split()
+DRAFTERS = "model ngram suffix early-exit quantized cascade lookahead medusa eagle dflash dflash2 dspark mtp".split()
 ENGINES, HANDED_OVER = ("vllm", "sglang", "transformers"), ("ngram", "suffix", "model", "medusa", "eagle", "dflash")
 
 
@@ -122,6 +122,8 @@ def add_draft_length(parser, auto: bool = True, default: int | None = 4) -> None
 
 def add_heads(parser) -> None:
     """Heads of one's own, and the target they are for under the name that it has there."""
-    help = "of medusa, eagle, dflash and mtp: a folder or a hub id (default: those that ship for --model)"
+    help = (
+        "of medusa, eagle, dflash, dflash2, dspark and mtp: a folder or a hub id (default: those that ship for --model)"
+    )
     add(parser, "heads", text, None, help, "HEADS")
     add(parser, "target", text, argparse.SUPPRESS, "another name of --model", "MODEL", dest="model")

@@ -8,6 +8,8 @@ from .ahead import Ahead
 from .base import Draft, Drafter, Scratch
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead
+from .dflash2 import DFlash2, DFlash2Head
+from .dspark import DSpark, DSparkHead
 from .eagle import Eagle, EagleHead
 from .early_exit import EarlyExit
 from .lookahead import Lookahead
@@ -32,9 +34,11 @@ DRAFTERS = {  # by their names on the command line, each with what ships for its
     "medusa": lambda target, heads: Medusa(target, heads),  # None: heads that come with some targets
     "eagle": lambda target, heads: Eagle(target, heads),
     "dflash": lambda target, heads: DFlash(target, heads),
+    "dflash2": lambda target, heads: DFlash2(target, heads),
+    "dspark": lambda target, heads: DSpark(target, heads),
     "mtp": lambda target, heads: MTP(target, heads),
 }
-HEADED = ("medusa", "eagle", "dflash", "mtp")
+HEADED = ("medusa", "eagle", "dflash", "dflash2", "dspark", "mtp")
 
 
 def shipped_draft(model: str) -> str | None:

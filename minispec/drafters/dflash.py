@@ -44,6 +44,7 @@ class DFlashHead(StoredHead):
     """
 
     kind, published, borrows = "dflash", staticmethod(read_dflash), False
+    first = 1  # the first place of a block that proposes a token: 0 if the last token's own proposes the one after it
 
     def __init__(
         self,
@@ -109,12 +110,18 @@ class DFlashHead(StoredHead):
         return own | {"mask_token_id": self.mask_token_id} if self.public else own
 
     @classmethod
+    def options(cls, settings: dict) -> dict:
+        """Of a subclass: what else it is made of."""
+        return {}
+
+    @classmethod
     def made(cls, target: Model, settings: dict) -> "DFlashHead":
         ids, blank = torch.zeros(settings["head_vocab"], dtype=torch.long), settings.get("mask_token_id")
         public = blank is not None  # in the published form
         sizes = dict(num_layers=settings["layers"], intermediate_size=settings["mlp"], delta=None)
         config = replace(target.config, qk_norm=target.config.qk_norm or public, **sizes)
-        head = cls(config, ids, *(settings[key] for key in ("hidden_layers", "block", "own_head")), public)
+        chosen = (settings[key] for key in ("hidden_layers", "block", "own_head"))
+        head = cls(config, ids, *chosen, public, **cls.options(settings))
         if public:
             head.blank_is(blank, target.transformer)
         return head
@@ -139,6 +146,8 @@ class DFlash(HeadDrafter):
     token of each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
+    head = DFlashHead
+
     def __init__(
         self,
         target: Model,
@@ -149,7 +158,7 @@ class DFlash(HeadDrafter):
     ):
         nodes = tree_size(nodes, target.device)
         require_counts(nodes=nodes)
-        self.tree, self.nodes, self.heads = tree, nodes, DFlashHead.load(target, heads)
+        self.tree, self.nodes, self.heads = tree, nodes, self.head.load(target, heads)
         super().__init__(target, self.heads.config.hidden_size, self.heads.hidden_layers)
         self.block = self.heads.block if block is None else block
         require(2 <= self.block <= self.heads.block, f"2 to {self.heads.block}, as the heads were trained", block=block)
@@ -157,7 +166,7 @@ class DFlash(HeadDrafter):
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
     def max_tree_nodes(self, k: int) -> int:
-        return self.nodes if self.tree else min(k, self.block - 1)
+        return self.nodes if self.tree else min(k, self.block - self.heads.first)
 
     def ready(self, sequence: Sequence) -> bool:
         return True  # the last token alone will do
@@ -165,23 +174,44 @@ class DFlash(HeadDrafter):
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         if self.captured:
             return self.captured.propose(sequences, k)
-        logits = self.score(sequences)[:, :k]  # [b, min(k, B − 1), v]
+        states = self.states(sequences)[:, :k]  # [b, min(k, B − 1), d]
+        logits, last = linear(states, self.head_rows), self.last(sequences)[:, 0]  # [b, min(k, B − 1), v], [b]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
+        expand = self.fillings(logits, states, last)
         if self.tree:
-            return grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
-        chains = self.heads.head_ids[logits.argmax(-1)].tolist()
+            return grow_batch(expand, logits.shape[1], self.nodes, budgets)
+        path, tokens = [], None  # the likeliest token of each blank after the one before
+        for depth in range(logits.shape[1]):
+            below, log_q = expand(depth, tokens, None)  # [b, 1, m] each
+            tokens = below.gather(2, log_q.argmax(2, keepdim=True))[:, 0]  # [b, 1]
+            path.append(tokens)
+        chains = torch.cat(path, 1).tolist()
         return [Draft(tokens[:n]) for tokens, n in zip(chains, budgets, strict=True)]
 
-    def fillings(self, logits: Tensor, likeliest_tokens=likeliest_tokens) -> Expand:
+    def fillings(self, logits: Tensor, states: Tensor, last: Tensor, likeliest_tokens=likeliest_tokens) -> Expand:
         """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it, so
         P(d₁ … d_j) = Π q_i(d_i). A path among the n likeliest has its parent among them and fewer than n rivals there:
-        n paths per depth and n candidates per blank leave none out."""
-        tokens, log_q = likeliest_tokens(logits, self.heads.head_ids, min(self.nodes, logits.shape[-1]))
+        n paths per depth and n candidates per blank leave none out. (`states` [b, depths, d] and the `last` tokens [b]
+        are for subclasses, whose candidates depend on the token before.)"""
+        tokens, log_q = likeliest_tokens(logits, self.heads.head_ids, self.candidates)
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
-    @torch.inference_mode()
+    @property
+    def candidates(self) -> int:
+        """How many tokens are tried in every blank."""
+        return min(self.nodes if self.tree else 1, len(self.heads.head_ids))
+
+    def last(self, sequences: list[Sequence]) -> Tensor:
+        return torch.tensor([[c.tokens[-1]] for c in sequences], device=self.target.device)  # [b, 1]
+
     def score(self, sequences: list[Sequence]) -> Tensor:
-        """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
+        """The logits of every blank [b, B − 1, v]."""
+        return linear(self.states(sequences), self.head_rows)
+
+    @torch.inference_mode()
+    def states(self, sequences: list[Sequence]) -> Tensor:
+        """Add what the target has processed since the last call, then process every block: normed states of its blanks
+        [b, B − 1, d]."""
         head, device = self.heads, self.target.device
         hidden, counts = self.memory.take(sequences, self.hidden_layers, self.block)  # [b, T, d] each
         cache = self.memory.cache
@@ -192,6 +222,5 @@ class DFlash(HeadDrafter):
 
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = cache.begin(self.block, whole_block)
-        last = torch.tensor([[c.tokens[-1]] for c in sequences], device=device)  # [b, 1]
-        states = head(self.target.transformer.embed_tokens(last), slots, attend)[:, 0, 1:]  # [b, B − 1, d]
-        return linear(states, self.head_rows)
+        last = self.target.transformer.embed_tokens(self.last(sequences))  # [b, 1, d]
+        return head(last, slots, attend)[:, 0, head.first :]

@@ -24,6 +24,7 @@ class StoredHead(nn.Module):
     published = None
     accuracy: list | None = None  # of its guesses, as measured
     borrows = True  # whether its rows are the target's own, so that more tokens cost no weights
+    own: tuple[str, ...] = ("",)  # how the names of the weights begin that its folder holds: all
     head_ids: Tensor | None  # [v], the tokens that it can propose (None: all) …
     head: Tensor  # … and the LM head's rows for them [v, d]
 
@@ -40,8 +41,13 @@ class StoredHead(nn.Module):
         folder, settings = find_heads(target, cls.kind, source, public=cls.published is not None)
         if "kind" not in settings:
             return cls.published(target, folder, cls)
+        folders = [folder]
+        if name := settings.get("backbone"):  # the rest of it is stored there
+            beside = folder / name
+            under, theirs = find_heads(target, "dflash", beside if beside.is_dir() else name)
+            folders, settings = [folder, under], theirs | settings
         head = cls.made(target, settings).to(target.device, target.dtype)
-        fill(head, folder)
+        fill(head, *folders)
         if head.borrows:
             head.borrow(target)  # only now it is known which rows
         head.accuracy = settings.get("accuracy")
@@ -51,7 +57,8 @@ class StoredHead(nn.Module):
         """Its own weights, and its settings, plain values: what it is and which target it fits."""
         made_for = {"kind": self.kind, "target": target.name} | {key: getattr(target.config, key) for key in SIZES}
         settings = made_for | self.shape | {"accuracy": self.accuracy} | measured
-        write_folder(folder, pack(self.state_dict(), bits), settings)
+        tensors = {name: x for name, x in self.state_dict().items() if name.startswith(self.own)}
+        write_folder(folder, pack(tensors, bits), settings)
 
     def borrow(self, target: Model) -> None:
         """Take the rows of the target's LM head that `head_ids` name."""

@@ -43,6 +43,7 @@ from torch import Tensor
 from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
+from ..drafters.dflash2 import DFlash2
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..drafters.mtp import MTP
@@ -527,4 +528,5 @@ class Cycles:
         sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
 
 
-FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany, DFlash: DFlashForMany})
+FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany})
+FOR_MANY.update({DFlash: DFlashForMany, DFlash2: DFlashForMany})

@@ -14,13 +14,14 @@ from torch import Tensor
 from ..cache import KVCache
 from ..drafters.base import Drafter
 from ..drafters.dflash import DFlash
+from ..drafters.dflash2 import DFlash2
 from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
 from . import fused, tree_kernels
 from .fused import FastTransformer, Weights, layer, rope_table, turning, weights, weights_of
-from .products import BY_KERNEL, BY_TORCH, HalfNormed, fits, half_norm, skinny, wide
+from .products import BY_KERNEL, BY_TORCH, HalfNormed, divided, fits, half_norm, skinny, wide
 from .tree_kernels import Growing, at_places, likeliest_tokens
 
 
@@ -212,6 +213,11 @@ class EagleOnDevice(DeviceDrafter):
 class DFlashOnDevice(DeviceDrafter):
     """DFlash's block, and the likeliest prefixes of it. The context of what was verified is added at once."""
 
+    @classmethod
+    def takes(cls, drafter: DFlash) -> bool:
+        """Layers that convolve draft without a capture."""
+        return super().takes(drafter) and not getattr(drafter.heads, "taps", 0)
+
     def __init__(self, drafter: DFlash, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
         self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - 1)
@@ -219,7 +225,7 @@ class DFlashOnDevice(DeviceDrafter):
         B, new = target.batch, dict(dtype=self.head.dtype, device=target.device)
         grown, level = 0, 1
         for _ in range(self.depth):
-            level = min(drafter.nodes, level * min(drafter.nodes, len(self.head.head_ids)))
+            level = min(drafter.nodes, level * drafter.candidates)
             grown += level
         self.nodes = min(drafter.nodes, grown)
         capacity = target.capacity + k + 1 + drafter.block
@@ -255,11 +261,16 @@ class DFlashOnDevice(DeviceDrafter):
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths = self.cache.lengths
-        x, half = self.enter(text.gather(1, count[:, None] - 1))
+        last = text.gather(1, count[:, None] - 1)
+        x, half = self.enter(last)
         slots = lengths[:, None] + self.places[: self.block]
         _, half = self.layers(half, x, slots, slots, lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
-        fillings = self.drafter.fillings(logits, likeliest_tokens)
+        states = None
+        if isinstance(self.drafter, DFlash2):  # whose candidates depend on the state and the token before
+            normed = divided(half, self.head.config.norm_eps, self.head.dtype) if isinstance(half, HalfNormed) else half
+            states = normed[:, 1 : self.depth + 1]
+        fillings = self.drafter.fillings(logits, states, last[:, 0], likeliest_tokens)
         steps = dict(grow_level=self.kernels.level, prune=self.kernels.pruned) if self.kernels else {}
         sizes = self.depth, self.drafter.nodes, self.nodes
         return grow_tensors(fillings, *sizes, self.budgets, self.depths, **steps)

@@ -52,9 +52,12 @@ def find_heads(target: Model, kind: str, source: str | Path | None, public: bool
     return folder, settings
 
 
-def fill(module: nn.Module, folder: Path) -> None:
-    """Load stored weights into a module that has exactly these, in its own device and precision."""
+def fill(module: nn.Module, folder: Path, *more: Path) -> None:
+    """Load stored weights into a module that has exactly these, in its own device and precision. They may be in several
+    folders."""
     weights = Weights(*tensors_in(folder), OTHER_TARGET)
+    for other in more:
+        weights.tensors |= tensors_in(other)[0]
     weights.fill(module, {name: name for name in module.state_dict()})
     weights.finish()
 
@@ -139,7 +142,9 @@ class Published(Weights):
 
 # ---- written: as speculators (0.9.0) stores heads, which vLLM reads; what EAGLE-3 and DFlash share of that layout ----
 
-DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash"}  # what reads each kind
+DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}  # what reads each kind
+MODELS = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator", "dflash2": "DFlash2DraftModel"}
+MODELS |= {"dspark": "DSparkSpeculator"}
 
 
 def write_speculators(
@@ -152,7 +157,7 @@ def write_speculators(
     architecture = ARCHITECTURES[to_hf(target.config)["model_type"]]
     proposal = {"proposal_type": "greedy", "speculative_tokens": settings.pop("speculative_tokens")}
     config = {
-        "architectures": [{"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}[kind]],
+        "architectures": [MODELS[kind]],
         "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "draft_vocab_size": len(head.head_ids),

@@ -1,4 +1,5 @@
-"""Published DFlash drafters, read as z-lab and as speculators (for vLLM) store them, and written as speculators does.
+"""Published drafters of DFlash, DFlash 2 and DSpark, read as z-lab and as speculators (for vLLM) store them (DSpark's
+from speculators alone), and written as speculators does.
 
 Both have Qwen3's layers (norms on queries and keys), fc, hidden_norm and norm, and borrow the target's embedding; the
 LM head is the target's as well, unless speculators reduced the vocabulary. z-lab's `target_layer_ids` count layers from
@@ -7,29 +8,77 @@ LM head is the target's as well, unless speculators reduced the vocabulary. z-la
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from .handle import Model
 from .heads import Published, write_speculators
 
 
 def read_dflash(target: Model, folder: Path, module: type):
-    """A published drafter in this folder, for this target; `module` is what is filled with it, DFlashHead."""
-    found = Published(folder, "dflash")
+    """A published drafter in this folder, for this target; `module` is what is filled with it: DFlashHead, or one with
+    pair scores."""
+    found = Published(folder, module.kind)
     config = found.layer_config(target)
     if not config.qk_norm:
         said = f"{found.config_file}: model_type={found.raw.get('model_type')!r}"
         raise ValueError(f"{said}: give a drafter of qwen3's layers, with norms on queries and keys")
-    found.choose(target_hidden_size=config.hidden_size, sample_from_anchor=False)
+    found.choose(
+        target_hidden_size=config.hidden_size, **{} if module.kind == "dspark" else {"sample_from_anchor": False}
+    )
+    more, names = {"dflash2": selector, "dspark": markov}.get(module.kind, lambda _: {})(found), NAMES[module.kind]
     mask, layers, block = settings(found, target.config.num_layers)
     head_ids = found.draft_tokens(config.vocab_size)
     own_head = len(head_ids) != config.vocab_size
     for key in ("embed_tokens.weight", *([] if own_head else ["lm_head.weight"])):
         found.tensors.pop(key, None)  # uploads may carry the target's
-    head = module(config, head_ids, layers, block, own_head, public=True).to(target.device, target.dtype)
-    names = {name: name for name, _ in head.named_parameters()}
+    head = module(config, head_ids, layers, block, own_head, True, **more).to(target.device, target.dtype)
+    names = {name: names.get(name, name) for name, _ in head.named_parameters()}
     found.fill(head, names | {"context_norm.weight": "hidden_norm.weight"})
     found.finish()
     head.blank_is(mask, target.transformer)
     return head
+
+
+SELECTOR = {
+    f"pairs.{ours}": f"candidate_selector.{theirs}"
+    for ours, theirs in (
+        ("first.weight", "predecessor_codebook"),
+        ("second.weight", "successor_codebook"),
+        ("gate.weight", "hidden_projection.weight"),
+    )
+}
+MARKOV = {f"pairs.{part}": f"markov_head.gate_proj.{part[5:]}" for part in ("gate.weight", "gate.bias")}
+MARKOV |= {f"confidence.{part}": f"confidence_head.proj.{part}" for part in ("weight", "bias")}
+MARKOV |= {"pairs.first.weight": "markov_head.markov_w1.weight", "pairs.second.weight": "markov_head.markov_w2.weight"}
+NAMES = {"dflash": {}, "dflash2": SELECTOR, "dspark": MARKOV}  # ours: theirs
+GATES = {"vanilla": "none", "gated": "sigmoid"}
+
+
+def plain(found: Published) -> dict:
+    found.choose(sample_from_anchor=False)
+    return {}
+
+
+def selector(found: Published) -> dict:
+    """What DFlash 2 has more: a selector, and convolutions."""
+    plain(found)
+    raw = (found.raw.get("dflash_config") or {}) | found.raw
+    keys = dict(rank="selector_rank", top="selector_top_k", taps="conv_kernel_size", group="conv_group_size")
+    if lacking := [key for key in keys.values() if key not in raw]:
+        raise ValueError(f"{found.config_file} lacks {lacking[0]}: not a complete DFlash 2 configuration")
+    return {ours: raw[theirs] for ours, theirs in keys.items()}
+
+
+def markov(found: Published) -> dict:
+    """What DSpark has more: a Markov head, and a confidence head that sees its codes."""
+    form = found.raw.get("markov_head_type", "vanilla")
+    if not found.speculators or form not in GATES:
+        said = f"markov_head_type={form!r}" if found.speculators else "a layout that is not speculators'"
+        raise ValueError(f"{found.config_file}: {said}: give a DSpark drafter of speculators', vanilla or gated")
+    found.choose(enable_confidence_head=True, confidence_head_with_markov=True)
+    anchor = found.raw.get("sample_from_anchor", True)
+    return dict(rank=found.raw.get("markov_rank", 256), gate=GATES[form], first=0 if anchor else 1)
 
 
 def evenly(depth: int, count: int) -> list[int]:
@@ -62,10 +111,41 @@ def write_dflash(head, target: Model, folder: str | Path, verifier: str | None =
     if not head.public:
         wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes dflash --public`")
-    tensors = dict(head.named_parameters())
-    tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
+    names = {"dflash": {}, "dflash2": SELECTOR, "dspark": MARKOV}[head.kind] | {
+        "context_norm.weight": "hidden_norm.weight"
+    }
+    tensors, more = {names.get(name, name): weight for name, weight in head.named_parameters()}, {}
+    if head.kind != "dflash":
+        tensors, more = with_tables(head, target, tensors, names)
     if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
         tensors["lm_head.weight"] = head.head_rows(target.transformer)
-    blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False}
-    layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - 1}
-    return write_speculators(folder, "dflash", head, tensors, target, verifier, **blocks, **layers)
+    blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": not head.first}
+    layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - head.first}
+    return write_speculators(folder, head.kind, head, tensors, target, verifier, **blocks, **layers, **more)
+
+
+@torch.no_grad()
+def with_tables(head, target: Model, tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[dict, dict]:
+    """Tensors and settings of pair scores as published: tables, of whatever ours were made of; and, for DFlash 2,
+    convolutions, of which ours have none: identities."""
+    embedding, v, pairs = target.transformer.embed_tokens.weight, len(head.head_ids), head.pairs
+    (V, d), device = embedding.shape, target.device
+    first = pairs.before(torch.arange(V, device=device), embedding)  # [V, r]
+    second = pairs.after(torch.arange(v, device=device), head.head_rows(target.transformer))  # [v, r]
+    tensors = {name: weight for name, weight in tensors.items() if not name.startswith("pairs.")}
+    tensors |= {names["pairs.first.weight"]: first, names["pairs.second.weight"]: second}
+    if head.kind == "dspark":
+        form = {ours: theirs for theirs, ours in GATES.items()}[head.gate]
+        return tensors, {"markov_rank": pairs.rank, "markov_head_type": form}
+    if v < V:
+        said = f"this DFlash 2 drafter scores {v} of {V} tokens, and engines want all"
+        raise ValueError(f"{said}: train its backbone with `python -m recipes dflash --public --head-vocab {V}`")
+    group, taps = head.own_shape["group"], head.taps or 2
+    for i in range(0 if head.taps else len(head.layers)):
+        for part in ("attention_conv", "mlp_conv"):
+            kernel = first.new_zeros(2, taps, d)
+            kernel[:, 0] = 1
+            tensors[f"layers.{i}.{part}.base_kernel"] = kernel
+            tensors[f"layers.{i}.{part}.kernel_projection.weight"] = first.new_zeros(2 * taps * (d // group), d)
+    conv = {"conv_kernel_size": taps, "conv_group_size": group}
+    return tensors, {"selector_rank": pairs.rank, "selector_top_k": head.top} | conv

@@ -1,6 +1,6 @@
 """Set 15, the frontier: block verification, a draft model of another vocabulary, one budget for a batch, constraints
 along a draft and after a tag, recurrent states rewound and kept by slot, how many experts a verify pass reads, a draft
-that was prepared during the verification, and what random prompts inflate."""
+that was prepared during the verification, what random prompts inflate, and where confidence may cut a draft."""
 
 from itertools import accumulate
 from math import log
@@ -1010,3 +1010,69 @@ def _(draw):
         log.append((draw.choice(["real", "random"]), n, draw.whole(0, n)))
     draw.shuffle(log)
     return dict(log=log)
+
+
+# ---- 15.confidence --------------------------------------------------------------------------------------------------
+def draft_sure(q, sure, last, threshold, random, *, chained=True, product=True, peek=None, late=False):
+    drafted, chance = [], 1.0
+    for q_j, sure_j in zip(q, sure, strict=True):
+        before = drafted[-1] if drafted and chained else last
+        chance = (chance if product else 1.0) * float(sure_j[drafted[-1] if drafted else last])
+        if chance < threshold and not late:
+            break
+        d = pick(q_j[before], random())
+        if peek is not None and peek(q_j[before], d) < threshold:
+            break
+        drafted.append(d)
+        if late and chance < threshold:
+            break
+    return drafted
+
+
+CONFIDENCE = exercise(
+    "15.confidence",
+    reference=draft_sure,
+    observe=lambda answer, q, sure, last, threshold: distribution_of(
+        lambda random: tokens(answer(q, sure, last, threshold, random), "the draft")
+    ),
+    cases=[
+        dict(q=[rows([0.5, 0.5], [0.25, 0.75])], sure=[probs(0.5, 0.5)], last=1, threshold=0.25),
+        dict(q=[rows([0.2, 0.8], [0.7, 0.3])] * 2, sure=[probs(0.9, 0.1), probs(0.3, 0.7)], last=0, threshold=0.5),
+        dict(q=[rows([0.2, 0.8], [0.7, 0.3])] * 3, sure=[probs(0.6, 0.4)] * 3, last=0, threshold=0.3),
+        dict(q=[rows([0.1, 0.9], [0.6, 0.4])] * 2, sure=[probs(0.4, 0.6)] * 2, last=0, threshold=0.5),
+    ],
+)
+
+
+@CONFIDENCE.wrong_solutions
+class _:
+    def peeks(q, sure, last, threshold, random):
+        """You look at the token that you have sampled, and leave it out if it is unlikely. Then rare tokens are
+        proposed less often than q says, and the output follows another distribution. Decide before you sample."""
+        return draft_sure(q, sure, last, threshold, random, peek=lambda row, d: row[d])
+
+    def one_by_one(q, sure, last, threshold, random):
+        """You compare each confidence alone with the threshold. Each of them is for the case that all tokens before are
+        accepted, so the chance that a token is used at all is the product up to it."""
+        return draft_sure(q, sure, last, threshold, random, product=False)
+
+    def in_parallel(q, sure, last, threshold, random):
+        """You sample every token as if it followed `last`, as a block drafter does that knows nothing of its own
+        choices. The row of q belongs to the token that was drafted before."""
+        return draft_sure(q, sure, last, threshold, random, chained=False)
+
+    def one_too_many(q, sure, last, threshold, random):
+        """You stop after the token whose chance is below the threshold. It should not be drafted at all."""
+        return draft_sure(q, sure, last, threshold, random, late=True)
+
+
+def heads(draw: Draw, k: int, n: int, **how) -> dict:
+    """No product of these confidences is as large as one of these thresholds."""
+    sure = [probs(*(draw.choice([0.4, 0.5, 0.6, 0.8]) for _ in range(n))) for _ in range(k)]
+    q, thresholds = [draw.rows(n, n, **how) for _ in range(k)], [0.11, 0.17, 0.23, 0.31, 0.45]
+    return dict(q=q, sure=sure, last=draw.whole(0, n - 1), threshold=draw.choice(thresholds))
+
+
+fresh("15.confidence", "one draft token", lambda draw: heads(draw, 1, draw.whole(2, 3)))
+fresh("15.confidence", "several draft tokens", lambda draw: heads(draw, draw.whole(2, 3), 2, positive=True), weight=2)
+fresh("15.confidence", "the chain never stops", lambda draw: heads(draw, 2, draw.whole(2, 3)) | dict(threshold=0.0))

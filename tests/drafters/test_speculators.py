@@ -17,7 +17,7 @@ pytest.importorskip(
 from speculators import SpeculatorModel
 from speculators.models.attention import create_float_mask
 
-from minispec.drafters import DFlash
+from minispec.drafters import DFlash, DFlash2, DFlash2Head, DSparkHead
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle import EagleHead, Form
 from minispec.load.heads_dflash import write_dflash
@@ -145,18 +145,18 @@ DFLASHES = {
 }
 
 
-def new_dflash(place, vocab=64, kv=2, layers=2, streams=(2, 3, 5), block=4, own_head=True):
+def new_dflash(place, vocab=64, kv=2, layers=2, streams=(2, 3, 5), block=4, own_head=True, kind=DFlashHead, **more):
     target, verifier = place(num_kv_heads=kv, num_heads=4, qk_norm=True)
     config = replace(target.config, num_layers=layers, intermediate_size=48)
-    head = DFlashHead(config, torch.arange(vocab), streams, block, own_head=own_head and vocab != 64, public=True)
+    head = kind(config, torch.arange(vocab), streams, block, own_head and vocab != 64, True, **more)
     shake(head)
     head.blank_is(60, target.transformer)
     return target, verifier, head
 
 
 @torch.inference_mode()
-def assert_same_blocks(model, target, head) -> None:
-    """The block after every beginning of the text: ours as the drafter computes it."""
+def assert_same_blocks(model, target, head) -> tuple[torch.Tensor, torch.Tensor]:
+    """The block after every beginning of the text: ours as the drafter computes it. Gives back states and logits."""
     n, block = len(TEXT), head.block
     mask = torch.zeros(1, n, dtype=torch.bool)
     mask[0, 1 : n - block] = True  # anchors: each has something before it
@@ -164,14 +164,15 @@ def assert_same_blocks(model, target, head) -> None:
     streams = streams_of(target, TEXT, head.hidden_layers)
     last = target.transformer.body(torch.tensor([TEXT]))[0]
     given = torch.cat(streams, -1), torch.tensor([TEXT]), mask, last, torch.zeros(1, n, dtype=torch.long)
-    _, logits, *_ = model._backbone_forward(*given, max_anchors=len(anchors))
-    theirs = logits[0].float().view(len(anchors), block, -1)[:, 1:]
+    states, logits, *_ = model._backbone_forward(*given, max_anchors=len(anchors))
+    theirs = logits[0].float().view(len(anchors), block, -1)[:, head.first :]
     for row, anchor in enumerate(anchors):
         hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}
         context = Sequence(row, TEXT[: anchor + 1], None, None, [hidden])
         ours = DFlash(target, head).score([context])[0]
         assert (ours - theirs[row]).abs().max().item() <= CLOSE
         assert ours.std().item() > 0.1
+    return states.view(len(anchors), block, -1)[:, head.first :], theirs
 
 
 @pytest.mark.parametrize("name", DFLASHES)
@@ -181,3 +182,40 @@ def test_dflash_logits_agree(places, tmp_path, name):
     model.save_pretrained(tmp_path / "theirs")
     for each in (head, DFlashHead.load(target, tmp_path / "ours"), DFlashHead.load(target, tmp_path / "theirs")):
         assert_same_blocks(model, target, each)
+
+
+# ---------------------------------------------------------------- DFlash 2 and DSpark
+
+PAIRS = {
+    "dflash2": dict(kind=DFlash2Head, neurons=24),
+    "dflash2, convolved": dict(kind=DFlash2Head, taps=2, group=8, top=5),
+    "dspark": dict(kind=DSparkHead, neurons=24, vocab=40),
+    "dspark, vanilla, from the anchor": dict(kind=DSparkHead, gate="none", first=0),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@torch.inference_mode()
+def test_pair_scores_agree(places, tmp_path, name):
+    """Blocks, biases, confidences and the candidates of every path: from our folder, and from theirs."""
+    target, verifier, head = new_dflash(places, rank=6, **PAIRS[name])
+    model = loaded(write_dflash(head, target, tmp_path / "ours", verifier))
+    model.save_pretrained(tmp_path / "theirs")
+    for each in (head, type(head).load(target, tmp_path / "ours"), type(head).load(target, tmp_path / "theirs")):
+        h, logits = assert_same_blocks(model, target, each)
+        before = torch.randint(64, h.shape[:2], generator=torch.Generator().manual_seed(1))
+        codes = each.pairs.before(before, target.transformer.embed_tokens.weight)
+        after = each.pairs.after(torch.arange(len(each.head_ids)), each.head_rows(target.transformer))
+        ours = each.pairs.gated(codes, h) @ after.T
+        if head.kind == "dspark":
+            theirs = model.markov_head.block_bias(prev_token_ids=before, hidden_states=h)
+            sure = torch.cat([h, model.markov_head.prev_embeddings(before)], -1)
+            ours = torch.cat([ours, each.confidence(torch.cat([h, codes], -1))], -1)
+            theirs = torch.cat([theirs, model.confidence_head(sure)[..., None]], -1)
+        else:
+            best, theirs = model.candidate_selector.select(logits, h, before)
+            ours = (logits + ours).gather(-1, best)
+            tokens, log_q = DFlash2(target, each, nodes=9).fillings(logits, h, before[:, 0])(0, None, None)
+            assert torch.equal(tokens[:, 0], best[:, 0])  # log q differs from a score by what normalises it
+            assert ((log_q[:, 0] - theirs[:, 0]).std(-1) <= CLOSE).all()
+        assert (ours - theirs).abs().max().item() <= CLOSE and ours.std().item() > 0.1

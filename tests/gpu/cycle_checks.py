@@ -12,7 +12,7 @@ from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from all_drafters import random_dflash, random_eagle, random_medusa
+from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
 from fast_checks import PROMPTS, pair, run_on_the_gpu, slow
 
 import minispec as ms
@@ -56,6 +56,7 @@ def trees(device="cpu") -> dict[str, tuple[ms.Model, D.Drafter]]:
         "eagle 3.1": eagle(random_eagle(target, form=EAGLE31)),
         "eagle, of its own shape": eagle(of_its_own_shape(target)),
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
+        "dflash2": D.DFlash2(target, random_pairs(target), nodes=8),
         "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
         "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
     }

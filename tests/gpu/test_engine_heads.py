@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from all_drafters import random_dflash, random_eagle, random_medusa
+from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
 from bucket_checks import Numbers, asks, texts
 from fast_checks import pair
 from pytest import MonkeyPatch
@@ -27,6 +27,7 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle, two layers": lambda target: D.Eagle(target, random_eagle(target, layers=2), width=4, nodes=11),
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
     "dflash, short": lambda target: D.DFlash(target, random_dflash(target), block=3, nodes=5),
+    "dflash2": lambda target: D.DFlash2(target, random_pairs(target), nodes=8),
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
 }
 

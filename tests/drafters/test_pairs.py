@@ -1,0 +1,259 @@
+"""DFlash 2 and DSpark: paths, distributions and lengths are what the definitions say, and wrong variants are caught."""
+
+import pytest
+import torch
+from all_drafters import random_dflash, random_pairs
+from mutants.patching import variant
+from safetensors.torch import load_file
+from test_dflash import branches, by_hand, whole
+
+import minispec as ms
+from minispec.drafters import DFlash2, DFlash2Head, DSpark, DSparkHead
+from minispec.load.heads_dflash import write_dflash
+from minispec.sequence import Sequence
+from recipes import pairs as training
+from recipes.corpus import Corpus
+from recipes.lessons import Lessons
+
+TEXTS = [[7], [7, 1], [3, 1, 4, 1, 5, 9, 2, 6]]
+
+
+@pytest.fixture(scope="module")
+def two(tiny) -> DFlash2Head:
+    return random_pairs(tiny)
+
+
+@pytest.fixture(scope="module")
+def spark(tiny) -> DSparkHead:
+    return random_pairs(tiny, DSparkHead, seed=3)
+
+
+def code(head, target, a: int) -> torch.Tensor:
+    """A(a), from the definition."""
+    row = target.transformer.embed_tokens.weight[a]
+    x = head.pairs.up.weight @ (row / row.square().mean().add(torch.finfo(row.dtype).eps).sqrt())
+    return head.pairs.down.weight @ (x * x.sigmoid())
+
+
+def states_of(drafter, target, text, row=0) -> torch.Tensor:
+    return drafter.states([whole(target, drafter.heads, text, row)])[0]  # [B − 1, d]
+
+
+def path_probabilities(target, head: DFlash2Head, text: list[int]) -> dict[tuple[int, ...], float]:
+    """Π q(d_j | d_{j−1}) of every path through the 16 candidates, one score at a time."""
+    logits, h = by_hand(target, head, text), states_of(DFlash2(target, head), target, text)
+    found, rows = {(): 1.0}, target.transformer.lm_head.weight
+    for j, z in enumerate(logits):
+        best = z.topk(16).indices.tolist()  # the first 64 tokens are scored: a place is a token
+        after = {b: head.pairs.second.weight @ rows[b] for b in best}
+        for path in [path for path in found if len(path) == j]:
+            context = code(head, target, (path or text)[-1]) * (head.pairs.gate.weight @ h[j])
+            scores = z.clone()
+            for b in best:
+                scores[b] += context @ after[b]
+            q = scores.softmax(0)
+            found |= {(*path, b): found[path] * float(q[b]) for b in best}
+    return {path: p for path, p in found.items() if path}
+
+
+def check_tree(target, head: DFlash2Head, nodes: int = 12) -> None:
+    for text in TEXTS:
+        expected = path_probabilities(target, head, text)
+        likeliest = sorted(expected, key=expected.get, reverse=True)[:nodes]
+        (draft,) = DFlash2(target, head, nodes=nodes).propose([whole(target, head, text)], 3)
+        assert branches(draft) == set(likeliest)
+        (chain,) = DFlash2(target, head, tree=False).propose([whole(target, head, text)], 3)
+        for j, token in enumerate(chain.tokens):
+            assert token == max(range(64), key=lambda b: expected.get((*chain.tokens[:j], b), 0))
+        assert len(chain.tokens) == 3 and chain.probs is None and chain.parents is None
+
+
+def check_chain(target, head: DSparkHead, confidence: float = 0.65, temperature: float = 0.7, draws: int = 40) -> None:
+    """Every token's q, and where a draft ends: a function of the tokens before."""
+    lengths, ended = set(), {}
+    for text in TEXTS:
+        logits = by_hand(target, head, text)
+        h, rows = states_of(DSpark(target, head), target, text), target.transformer.lm_head.weight[:64]
+        for seed in range(draws):
+            one = whole(target, head, text)
+            sampling, generator = ms.Sampling(temperature=temperature), torch.Generator().manual_seed(seed)
+            one = Sequence(0, list(text), sampling, generator, [one.hidden])
+            (draft,) = DSpark(target, head, confidence=confidence).propose([one], 9)
+            chance, before = 1.0, text[-1]
+            for j in range(3):
+                w, b = head.confidence.weight[0], head.confidence.bias[0]
+                a = code(head, target, before)
+                both = torch.cat([h[j], a])
+                chance *= float((w @ both + b).sigmoid())
+                assert (chance >= confidence) == (len(draft.tokens) > j)
+                if len(draft.tokens) == j:
+                    break
+                gate = (head.pairs.gate.weight @ both + head.pairs.gate.bias).sigmoid()
+                q = ((logits[j] + rows @ head.pairs.second.weight.T @ (gate * a)) / temperature).softmax(0)
+                assert torch.allclose(draft.probs[j, :64], q, rtol=0, atol=1e-9) and not draft.probs[j, 64:].any()
+                before = draft.tokens[j]
+            for j in range(len(draft.tokens) + 1):  # of all drafts that begin alike, all go on or all end
+                goes_on = ended.setdefault((tuple(text), *draft.tokens[:j]), len(draft.tokens) > j)
+                assert goes_on == (len(draft.tokens) > j)
+            lengths.add(len(draft.tokens))
+    assert len(lengths) > 1
+
+
+def test_the_tree_is_the_likeliest_paths(tiny, two):
+    check_tree(tiny, two)
+
+
+def test_a_chain_is_sampled_from_q_and_cut_by_what_was_before(tiny, spark):
+    check_chain(tiny, spark)
+
+
+def test_a_draft_of_several_sequences_is_that_of_each(tiny, two, spark):
+    drafters = (DFlash2(tiny, two, nodes=9), DSpark(tiny, spark, confidence=0.2))
+    for drafter in drafters:
+        together = drafter.propose([greedy(tiny, drafter.heads, text, row) for row, text in enumerate(TEXTS)], 3)
+        alone = [drafter.propose([greedy(tiny, drafter.heads, text, 9 + row)], 3)[0] for row, text in enumerate(TEXTS)]
+        assert together == alone
+
+
+def greedy(target, head, text, row) -> Sequence:
+    one = whole(target, head, text, row)
+    return Sequence(row, list(text), ms.Sampling(temperature=0), torch.Generator(), [one.hidden])
+
+
+MUTANTS = {  # function, old, new, which check
+    "all follows the last token": (DSpark, "draft", "last if newest is None else newest", "last", check_chain),
+    "confidence in one token alone": (DSpark, "draft", "sure[-1] * c if sure else c", "c", check_chain),
+    "peeks at the token that it cuts": (
+        DSpark,
+        "draft",
+        "torch.stack(sure, 1) >= self.confidence",
+        "torch.stack([*sure[1:], sure[-1]], 1) >= self.confidence",
+        check_chain,
+    ),
+    "leaves the Markov head out": (
+        DSpark,
+        "draft",
+        "head.pairs.gated(codes, h)",
+        "0 * head.pairs.gated(codes, h)",
+        check_chain,
+    ),
+    "pairs with the text's last token": (
+        DFlash2,
+        "fillings",
+        "last[:, None] if newest is None else newest",
+        "last[:, None]",
+        check_tree,
+    ),
+    "forgets all other tokens": (
+        DFlash2,
+        "fillings",
+        "torch.logaddexp(scores.logsumexp(-1, keepdim=True), rest[:, depth, None])",
+        "scores.logsumexp(-1, keepdim=True)",
+        check_tree,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(tiny, two, spark, monkeypatch, name):
+    owner, function, old, new, check = MUTANTS[name]
+    monkeypatch.setattr(owner, function, variant(getattr(owner, function), old, new))
+    with pytest.raises(AssertionError):
+        check(tiny, two if owner is DFlash2 else spark)
+        pytest.fail("not noticed", pytrace=False)
+
+
+# ---------------------------------------------------------------- stored, and trained
+
+
+def test_additions_are_stored_beside_their_backbone(tiny, two, spark, tmp_path):
+    """Their folder names the backbone's; what is loaded is whole."""
+    backbone = random_dflash(tiny)
+    backbone.save(tiny, tmp_path / "dflash", bits=None)
+    for head in (two, spark):
+        head = training.new_head(type(head), backbone, rank=8, neurons=12, backbone="../dflash")
+        head.save(tiny, tmp_path / head.kind, bits=None)
+        loaded = type(head).load(tiny, tmp_path / head.kind)
+        state = head.state_dict()
+        assert state.keys() == loaded.state_dict().keys() > backbone.state_dict().keys()
+        assert all(torch.equal(weight, state[name]) for name, weight in loaded.state_dict().items())
+
+
+def test_training_asks_for_what_is_drafted(tiny, two, spark):
+    """The trainer's logits, given the tokens before, are those of the drafters' greedy paths; new scores are zero."""
+    for head, drafter in ((two, DFlash2(tiny, two, tree=False)), (spark, DSpark(tiny, spark, confidence=0.0))):
+        for text in TEXTS:
+            (draft,) = drafter.propose([greedy(tiny, head, text, 0)], 3)
+            drafter.forget(0)
+            before = torch.tensor([text[-1], *draft.tokens[:-1]])
+            logits = training.best_logits(head, states_of(drafter, tiny, text, 1), before, tiny.transformer)
+            assert logits.argmax(-1).tolist() == draft.tokens
+            drafter.forget(1)
+    new = training.new_head(DFlash2Head, random_dflash(tiny), rank=8, neurons=12)
+    (drafted,) = DFlash2(tiny, new, tree=False).propose([greedy(tiny, new, TEXTS[2], 0)], 3)
+    assert drafted.tokens == by_hand(tiny, new, TEXTS[2]).argmax(-1).tolist()
+
+
+@pytest.mark.slow
+def test_training_lowers_the_loss_and_leaves_the_backbone_alone(tiny, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(64, (6, 40), generator=generator, dtype=torch.int32)
+    corpus = Corpus(tokens, torch.full((6,), 2), torch.full((6,), 40), torch.zeros(6))
+    backbone = random_dflash(tiny)
+    heads = torch.nn.ModuleDict(
+        {k.kind: training.new_head(k, backbone, rank=8, neurons=12) for k in (DFlash2Head, DSparkHead)}
+    )
+    heads.requires_grad_(False)
+    for head in heads.values():
+        head.pairs.requires_grad_(True)
+    lessons = Lessons(tiny.transformer, corpus, backbone.hidden_layers)
+    how = dict(batch_tokens=240, every=2, steps=40, lr=2e-2, folder=tmp_path, log_every=10)
+    curve = training.train(heads, lessons, **how)
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    after = heads["dflash2"].state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in backbone.state_dict().items())
+
+
+# ---------------------------------------------------------------- as published
+
+
+@torch.no_grad()
+def test_published_drafters_compute_what_their_tensors_say(tmp_path, make_model):
+    """A convolved layer and a selector, from the tensors of the folder; and what cannot be expressed is refused."""
+    target, public = (
+        make_model(num_layers=4, qk_norm=True),
+        lambda *a, **options: DFlash2Head(*a, False, True, **options),
+    )
+    head = random_pairs(target, public, taps=2, group=8, top=5, neurons=None)
+    head.blank_is(3, target.transformer)
+    folder = write_dflash(head, target, tmp_path / "two")
+    stored, read = load_file(folder / "model.safetensors"), DFlash2Head.load(target, folder)
+    layer, x = read.layers[0], torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    base, project = (stored[f"layers.0.mlp_conv.{name}"] for name in ("base_kernel", "kernel_projection.weight"))
+
+    def convolved(y: torch.Tensor, deltas: torch.Tensor, way: int) -> torch.Tensor:
+        rows = [torch.zeros(32), *y]
+        kernel = lambda i, t: base[way, t] + deltas[i].view(2, 2, 4)[way, t].repeat_interleave(8)  # noqa: E731
+        return torch.stack([kernel(i, 0) * rows[i + 1] + kernel(i, 1) * rows[i] for i in range(4)])
+
+    deltas = x[0] @ project.T
+    by_definition = convolved(layer.mlp(convolved(x[0], deltas, 0)), deltas, 1)
+    assert torch.allclose(layer.mlp_conv(x, layer.mlp)[0], by_definition, rtol=0, atol=1e-12)
+    first, second, gate = (stored[f"candidate_selector.{name}"] for name in SELECTOR_NAMES)
+    h = states_of(DFlash2(target, read), target, TEXTS[2])
+    logits, last = h @ target.transformer.lm_head.weight.T, torch.tensor([TEXTS[2][-1]])
+    tokens, log_q = DFlash2(target, read).fillings(logits[None], h[None], last)(0, None, None)
+    scores = logits[0].clone()
+    scores[tokens[0, 0]] += second[tokens[0, 0]] @ (first[last[0]] * (gate @ h[0]))
+    assert torch.allclose(log_q[0, 0], scores.log_softmax(0)[tokens[0, 0]], rtol=0, atol=1e-12) and tokens.shape[2] == 5
+    few = random_pairs(target, public)
+    few.head_ids = few.head_ids[:40]
+    few.blank_is(3, target.transformer)
+    for wrong, named in ((random_pairs(target, neurons=12), "which no engine computes"), (few, "engines want all")):
+        with pytest.raises(ValueError, match=named):
+            write_dflash(wrong, target, tmp_path / "wrong")
+    with pytest.raises(ValueError, match="DFlash2"):
+        DSparkHead.load(target, folder)
+
+
+SELECTOR_NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
