@@ -40,11 +40,11 @@ class Entry:
 
 
 KINDS = {"draft": "draft", "medusa": "Medusa heads", "eagle": "EAGLE head", "dflash": "DFlash drafter"}
-MORE = {"dflash2": "what DFlash 2 adds to DFlash", "dspark": "what DSpark adds to DFlash", "mtp": "MTP module"}
+KINDS |= {"dflash2": "what DFlash 2 adds to DFlash", "dspark": "what DSpark adds to DFlash"}
 SHIPPED = [
     Entry("micro", "tells simple stories; the default target"),
     *(Entry(f"micro-{kind}", f"{what} for micro") for kind, what in KINDS.items()),
-    *(Entry(f"micro-{kind}", f"{what} for micro") for kind, what in MORE.items()),
+    Entry("micro-mtp", "MTP module for micro"),
     Entry("smollm2", "SmolLM2-135M-Instruct, the real target", "hub, or PyPI", packaged=False, download=540_000_000),
     *(Entry(f"smollm2-{kind}", f"{what} for smollm2") for kind, what in KINDS.items()),
 ]
