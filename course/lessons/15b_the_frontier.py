@@ -21,6 +21,7 @@ from operator import mul
 
 import torch
 
+import minispec as ms
 from minispec import theory
 from minispec_course import viz
 from minispec_course.check import mine, yours
@@ -265,8 +266,18 @@ guess_wrong.reveal(first)
 # A bug in a drafter costs speed. A bug in the target's state costs the output, and only a test that compares it with plain
 # decoding finds it (lesson 14).
 #
-# <!-- PLACE: hybrid (60 words and a cell: micro-hybrid, plain and drafted, the same tokens, states written per pass) -->
-#
+# A hybrid that tells stories is `micro-hybrid`: three gated DeltaNet layers and one of attention. Its
+# [cache](../minispec/recurrent.py) keeps the state after every token of a verify pass, so `speculate` is exact as always:
+
+# %%
+hybrid, small = (ms.load(name, dtype=torch.float64) for name in ("micro-hybrid", "micro-draft"))
+alone = ms.generate(hybrid, "Once upon a time", 60)
+drafted = ms.speculate(hybrid, "Once upon a time", ms.drafters.Model(small), 4, 60)
+states = drafted.trace.drafted_per_cycle + 1
+print(f"{drafted.trace.tokens_per_cycle:.1f} tokens and {states:.1f} states of each recurrent layer per pass;", end=" ")
+print(f"same tokens: {drafted.tokens == alone.tokens}\n{drafted.text.strip()}")
+
+# %% [markdown]
 # What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one sequence take 90 MiB
 # ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and float32 doubles it). vLLM
 # stores one copy per verified token:
@@ -336,8 +347,23 @@ viz.family_tree(k=4)
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
 #
-# <!-- PLACE: dspark, dflash2 (60 words and a cell: tokens per pass of DFlash, DSpark and DFlash 2 on the same stories;
-# take both names out of TOLD in viz/pictures.py, and out of the sentence on dashed boxes if none is left) -->
+# All three draft for `micro` from the same block: the other two add 0.2 million parameters each.
+
+# %%
+micro, block = ms.load("micro"), ms.drafters
+OPENINGS = ["Once upon a time", "Lily found a", "The little dog", "One day, a boy named Tim", "In the garden"]
+for name, drafter in {
+    "DFlash": block.DFlash(micro, tree=False),
+    "DSpark": block.DSpark(micro),
+    "DFlash 2": block.DFlash2(micro, tree=False),
+}.items():
+    trace = ms.Trace.of(ms.speculate(micro, OPENINGS, drafter, 5, 60))
+    print(f"{name:8} {trace.tokens_per_cycle:.2f} tokens per pass, {trace.drafted_per_cycle:.1f} drafted")
+
+# %% [markdown]
+# DSpark drafts fewer tokens because it stops where it expects a rejection. Its decision uses everything before the token, but
+# not the token, as you found above. With SmolLM2 and a tree of 60 nodes the pairs help less (2.77 tokens per pass instead of
+# 2.62): such a tree holds many combinations anyway.
 #
 # Two more ideas stand beside the tree:
 #
@@ -348,7 +374,20 @@ viz.family_tree(k=4)
 #   the guess was right, the next draft is there when it is needed. Its authors report up to twice the speed of speculative
 #   decoding.
 #
-# <!-- PLACE: ahead (60 words and a cell: how often the guess was right, and the same tokens) -->
+# How often can one guess the outcome? It is right only if the number of accepted tokens *and* the token after them are.
+
+# %%
+draft = ms.load("micro-draft")
+for outcomes in (1, 4, 16):
+    ahead = ms.drafters.Ahead(ms.drafters.Model(draft), outcomes)
+    ms.speculate(micro, OPENINGS, ahead, 4, 60)
+    print(
+        f"drafts prepared for {outcomes:2} outcomes: the right one was there in {ahead.hits / (ahead.hits + ahead.misses):.0%}"
+    )
+
+# %% [markdown]
+# On one device the preparation is not free: it pays where the verify pass leaves room beside it
+# ([the benchmark](../benchmarks/ahead.py) finds out where).
 #
 # The dashboard stays as it was:
 
