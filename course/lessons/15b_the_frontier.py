@@ -295,7 +295,7 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 # ## Only some of the weights
 #
 # In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
-# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 07), and here
+# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 01), and here
 # each token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, it would skip a given
 # expert with probability $1 - a/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - a/E)^M\right)$ experts. (On text
 # it is less, because neighbours agree: in Mixtral's middle layers consecutive tokens share an expert in 62 to 67 % of cases,
@@ -319,8 +319,8 @@ for name, shape in SHAPES.items():
 
 # %% [markdown]
 # An MoE model gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
-# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: it reads
-# many weights and computes with few, so arithmetic becomes the limit later. Huang et al. (2025, arXiv:2505.19645) measured
+# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: beside so many
+# weights the same draft model costs little, and arithmetic becomes the limit later, since few of them compute. Huang et al. (2025, arXiv:2505.19645) measured
 # both ends. If someone reports that speculation made an MoE model slower, ask for the batch size first.
 #
 # ## The family tree
@@ -389,20 +389,14 @@ for outcomes in (1, 4, 16):
 # On one device the preparation is not free: it pays where the verify pass leaves room beside it
 # ([the benchmark](../benchmarks/ahead.py) finds out where).
 #
-# The dashboard stays as it was:
-
-# %% tags=["nbval-ignore-output"]
-viz.dashboard("15b")
-
-# %% [markdown]
 # ## In production
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | one budget | `enable_adaptive_verification` | DSpark's own scheduler |
-# | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
-# | DSpark | `"method": "dspark"` | llama.cpp, TensorRT-LLM |
-# | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
+# | one budget | `enable_adaptive_verification`, for DSpark | SGLang: ragged verification by confidence |
+# | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | SGLang: `--enable-linear-replayssm-spec`; TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
+# | DSpark | `"method": "dspark"` | SGLang: `--speculative-algorithm DSPARK`; llama.cpp, TensorRT-LLM |
+# | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | SGLang: `DFLASH`; [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
 #
 # Speculation on hybrids is where output-corrupting bugs live today. Even with an n-gram drafter, which has no state at all,
 # vLLM corrupted a hybrid's output ([#39273](https://github.com/vllm-project/vllm/issues/39273)).
