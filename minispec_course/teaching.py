@@ -20,7 +20,7 @@ def commands_for_teachers(command: Callable) -> None:
 
     sub = command("collect", collect, "sort what a class handed in by student")
     sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
-    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
+    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="one folder per student goes here")
 
     sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
     add = sub.add_argument

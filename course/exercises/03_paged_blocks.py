@@ -41,7 +41,7 @@ from minispec_course.check import check, draw, hint, progress_table
 # ## 2. Take blocks as a request grows
 #
 # `table` and `free` are lists of block numbers. Make room for `tokens` tokens in total, counted from the first token of the
-# request: take blocks from the **end** of `free`, and append them to `table`, changing both lists in place. The result is
+# request: take blocks one by one from the **end** of `free`, and append each to `table`, changing both lists in place. The result is
 # True; if too few blocks are free, take none, and the result is False.
 
 # %% [markdown] exercise="03.allocator"

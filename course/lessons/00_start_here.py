@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 Start here
 #
-# *Time:* 35 minutes · *Before this:* some Python and PyTorch · *Practice:* in this lesson; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next one
+# *Time:* 40 minutes · *Before this:* some Python and PyTorch · *Practice:* in this lesson; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next one
 #
 # This course has one story. You run a chatbot on one machine. At first it has a single user, an impatient one; later it
 # has many. Four numbers are on its dashboard: **milliseconds per token**, **tokens per second** for all users together,
@@ -103,7 +103,7 @@ viz.race(bot, own)
 # ## A new story
 #
 # Now the user asks for a new story, with the same drafts of up to four tokens, and then of up to eight. Before the bot
-# answers, make a guess for the four. This course asks for a few: type a number and press *commit*. A guess that you
+# answers, guess the gain with four. This course asks for a few: type a number and press *commit*. A guess that you
 # have committed to is one you learn from, right or wrong.
 
 # %% tags=["nbval-ignore-output"]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 The KV cache
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
 # The longer our user chats, the longer the text that the model has to take into account. If each new token meant
 # running the model on the whole conversation again, **ms per token** would grow with every line. It hardly does,

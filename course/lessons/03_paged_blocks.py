@@ -89,7 +89,7 @@ print(memory, "·", memory.count("."), "slots are free · room for four in a row
 # ### Yours: the allocator
 #
 # `table` and `free` are lists of block numbers. `tokens` is how many tokens the user has in total, counting those
-# already stored. Make sure the table has room for all of them: take blocks from the **end** of `free` and append them
+# already stored. Make sure the table has room for all of them: take blocks one by one from the **end** of `free` and append each
 # to `table`, changing both lists in place. Then return True. If too few blocks are free, take none and return False.
 
 
@@ -359,7 +359,7 @@ viz.memory_map()
 # <details><summary>Answer</summary>
 #
 # D waits: enough slots are free, but no gap is wide enough. Large blocks leave several times as much empty and share
-# less: one block of 16 tokens at step 15, where small blocks share five of 4.
+# less: one block of 16 tokens at step 15, where small blocks share five blocks of four.
 # </details>
 #
 # ## The dashboard

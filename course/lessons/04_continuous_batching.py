@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 Continuous batching
 #
-# *Time:* 45 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
+# *Time:* 55 minutes · *Before this:* [03 Paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
 # Many users fit into memory now. The number on the dashboard that this lesson moves is **tokens per second**, of all
 # users together. One forward pass can serve many of them, and the weights are read only once for all (lesson 01). So a
@@ -299,7 +299,7 @@ stall_guess.reveal(round(stall, 1))
 #
 # The new user pays, because the prompt takes several passes and its first token comes later. So **chunked prefill**
 # (Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one user for a steady *inter-token
-# latency* (ITL, the gap between two tokens; its average is lesson 01's TPOT) of the others. **Disaggregated prefill**
+# latency* (ITL, the gap between two tokens; its average is lesson 01's TPOT where a pass emits one token) of the others. **Disaggregated prefill**
 # (lesson 01) goes further: no prompt delays a decode pass, but keys and values have to travel between machines.
 #
 # ## What happens when memory runs out?

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 Rejection sampling
 #
-# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
+# *Time:* 60 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
 # So far our chatbot has answered greedily, and its user finds it dull. From now on it samples, at temperature 0.8. The
 # number on the dashboard is still **ms per token**: this lesson keeps lesson 05's saving in target passes when the
@@ -142,8 +142,8 @@ print("residual:", [round(x, 3) for x in residual(p, q).tolist()])
 # Go through the draft tokens in order. At the first rejection sample the correction and stop. If nothing is rejected,
 # sample one more token from the last distribution, the **bonus**. Call `random()` afresh for every decision: a number
 # that has just rejected a token is known to be large, so it must not choose the correction as well. Use each number
-# only in a comparison such as `random() < x`, or as the second argument of `pick`. Further down, `random` is replaced
-# by an object that follows every branch, and these are the two things it can follow.
+# only in a comparison such as `random() < x`, or as the second argument of `pick`: a proof further down follows both
+# branches of every decision, and these are the two kinds that it can follow.
 
 
 # %%
@@ -201,8 +201,8 @@ for line in (q * chance + (1 - overlap) * residual(p, q), torch.minimum(p, q) + 
 #
 # Your loop of lesson 05 asks both models for one thing, the argmax of their logits. So we hand it models whose logits
 # are 1 for a token that was *sampled*, and 0 elsewhere. The draft model samples from $q$. For the target, your sampler
-# decides. Your greedy verdict then goes along the tokens that the sampler emits, and stops at the correction, which is
-# never the rejected token. [`sampled_loop`](../minispec_course/labs/verifiers.py) is this plumbing, in thirty lines.
+# decides: if it accepts two of four draft tokens and corrects the third, the "target's argmax" is those two and the
+# correction. Your greedy verdict accepts the two and stops at the third, since a correction is never the rejected token. [`sampled_loop`](../minispec_course/labs/verifiers.py) is this plumbing, in thirty lines.
 
 # %%
 loop = mine("05.loop")  # yours, if it was right
@@ -316,8 +316,9 @@ claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn
 # %% [markdown]
 # ## Must the settings match? (optional, 15 minutes)
 #
-# **"Temperature and top-p of both models must match."** Let the target sample at temperature 0.8 with top-p 0.9. The
-# draft model tries the same setting, temperature 1.2, temperature 0.5 with top-k 5, and greedy. Which settings keep the
+# **"Temperature and top-p of both models must match."** Let the target sample at temperature 0.8 with top-p 0.9 (only
+# the likeliest tokens that together hold 0.9 of the probability). The draft model tries the same setting, temperature 1.2,
+# temperature 0.5 with top-k 5 (the five likeliest tokens), and greedy. Which settings keep the
 # output exact?
 
 # %% tags=["nbval-ignore-output"]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07 How fast
 #
-# *Time:* 45 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
+# *Time:* 55 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
 #
 # Lesson 00 showed a draft that doubled the speed and another one that lost time. Here is why. Speculation never changes
 # the distribution of the output, so all it can change is **ms per token**. Three numbers decide by how much:
@@ -282,10 +282,10 @@ for batch in (32, 64, 128):
 batch_guess.reveal(recorded[128].measured)
 
 # %% [markdown]
-# $v$ grows with the batch, and the gain shrinks: at batch 128 a gain of 16 % is left. The roofline is too low at 32,
+# $v$ grows with the batch, and the gain shrinks: at batch 128 a gain of 16 % is left. The roofline's $v$ is too low at 32,
 # where real kernels slow down before the ridge. It is too high at 128, where the plain pass does not reach the full
 # bandwidth either, which makes $v$, a ratio, smaller. (This roofline counts the reading of caches, which lesson 01 left
-# out; hence the larger $v$ there.)
+# out; hence its larger $v$.)
 #
 # ## Why is it slower? (optional, 15 minutes)
 #

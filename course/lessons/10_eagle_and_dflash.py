@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 10 EAGLE, MTP and DFlash
 #
-# *Time:* 45 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
+# *Time:* 65 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb), [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
 # This lesson moves **tokens per forward pass**; on a GPU, ms per token follows. Medusa's heads guess several positions
 # side by side, and none of them knows which token another one chose. **EAGLE** drafts token by token, and every step is
@@ -117,7 +117,9 @@ class Eagle:
 
     def read(self, tokens):
         self.tokens = self.tokens + tokens
-        n = self.target.length  # positions that the target has processed, and so features
+        n = (
+            self.target.length
+        )  # positions that the target has processed, and so features; token n comes with f of n − 1
         g, after, _ = self.entries(self.target.streams, self.tokens[: n + 1], head.fc.weight, head.config.norm_eps)
         f = drafting.run_layer(head, torch.cat([g, *self.own]), [*after, *self.tokens[n + 1 :]])  # [entries, d]
         self.own.append(f[-1:])
@@ -356,7 +358,7 @@ viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tr
 # %% [markdown]
 # From position 1 to 3 EAGLE, which is told each token, falls a little, and DFlash, which is not, by about half. Read no more
 # into the slopes: a small marker means that few cycles got that far, and Medusa's rise is survivorship: only easy cycles get that far.
-# `micro-draft` was distilled for `micro`: only EAGLE's tree beats it. The heights say little about the methods: these heads
+# `micro-draft` learnt from `micro`'s own texts, and only EAGLE's tree beats it. The heights say little about the methods: these heads
 # were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
 #
 # ## The dashboard

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11b Under load
 #
-# *Time:* 55 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 65 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # Real users arrive one by one, whether or not the server is busy, and each notices only how long *they* wait. This lesson
 # moves **ms per token as a user sees it**, and adds the two numbers that a service is judged by: the time to the first token,
@@ -208,7 +208,7 @@ viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} f
 # ## Diagnose a real one
 #
 # Here is a server that we recorded on an H200, after a warm-up: the 8B shape with random weights, 32 seats, at most 512
-# tokens per pass, and a draft model with $k$ fixed at 4 whose acceptance was set by construction. It is **an earlier engine, without the controller** ([today's](../docs/benchmarks.md)). The targets are 200 ms and 10 ms.
+# tokens per pass, and a draft model with $k$ fixed at 4 whose acceptance was set by construction. It is **an earlier engine, without the controller** ([today's figures](../docs/benchmarks.md)). The targets are 200 ms and 10 ms.
 
 # %%
 recorded = recorded_servers()

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 Fewer bytes
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 KV cache](02_kv_cache.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 KV cache](02_kv_cache.ipynb), [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
 #
 # For our one impatient user, a forward pass takes as long as its bytes take to arrive from memory (HBM on a GPU).
 # Speculation answers with fewer passes. This lesson lowers **ms per token** by another route: fewer bytes in each pass.

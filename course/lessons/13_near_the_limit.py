@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 55 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 65 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Our chatbot has moved to a large GPU, and its one user still waits: a pass takes several times as long as its bytes need
 # to arrive from **HBM**, the GPU's memory. This lesson finds the missing time and takes it back. In lesson 01 the dashboard

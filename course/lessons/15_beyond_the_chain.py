@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 Beyond the chain
 #
-# *Time:* 55 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [14 is it really exact](14_is_it_really_exact.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 70 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [14 is it really exact](14_is_it_really_exact.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # Three requests have come in for our chatbot. Its user wants more speed from the same drafts. The only small model that we
 # may use has a different tokenizer. And a program now reads some of the answers, so those have to be valid JSON. How far can
@@ -278,7 +278,10 @@ print("state after the cycle:", after)
 asked = dict(choices=[" The end.", " They were happy."], constrain_after=".", max_new_tokens=60)
 out = ms.speculate(target, "Once upon a time", drafters.Model(draft_model), 8, **asked)
 made = out.trace.cycles[-2]
-print("|".join(map(target.spell, made.drafted)), f"  {len(made.path)} accepted, then {target.spell(made.token)!r}")
+print(
+    " ".join(repr(target.spell(x)) for x in made.drafted),
+    f"  {len(made.path)} accepted, then {target.spell(made.token)!r}",
+)
 print(f"…{out.text[-30:]}")
 
 # %% [markdown]

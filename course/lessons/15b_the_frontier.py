@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15b The frontier
 #
-# *Time:* 55 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 65 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026,
 # because that is what you will be asked about: one budget of draft tokens for all users, models whose layers keep a state
@@ -84,8 +84,8 @@ for (name, row), taken in zip(users.items(), slots(list(users.values()), 7), str
 #
 # 1. **What $q$ gave the sampled token**, $q(d)$. An unlikely draft token will probably be rejected, so leave it out.
 # 2. **The peak of $q$**, $\max_x q(x)$, which is known before the token is sampled.
-# 3. **The peak again, and the budget itself follows from it**: two draft tokens if the best two are worth more than 1.4
-#    tokens, else none.
+# 3. **The peak again, and the budget itself follows from it**: two draft tokens if more than 1.4 of the best two survive on
+#    average, else none.
 #
 # Two sequences draft two tokens each from a vocabulary of two, and share a budget of two, divided by your function. We compute
 # the exact joint distribution of what both emit first, and compare it with plain decoding. The models:
@@ -136,7 +136,7 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # One budget gains most in the middle: an idle machine verifies everything anyway, and a full one nothing. SmartSpec (Liu et
 # al., 2024, arXiv:2406.14066) chose lengths by what a batch can afford. vLLM has done your ranking on the GPU since the summer
 # of 2026, and computes the size of the budget from *older* confidences, so that it need not wait for the GPU
-# ([#47808](https://github.com/vllm-project/vllm/pull/47808)). You know what else that buys.
+# ([#47808](https://github.com/vllm-project/vllm/pull/47808)). That also keeps it exact.
 #
 # ## A state that cannot be cut
 #
@@ -156,7 +156,7 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 #
 # Keep **checkpoints**: copies of the state, `{position: state after so many tokens}`. Given `step(state, token)`, all
 # processed `tokens`, and the `length` to go back to, return the state after the first `length` tokens, with as few steps as
-# possible, and the checkpoints that are still true. One of them is always at or before `length`.
+# possible, and those of the given checkpoints that are still true. One of them is always at or before `length`.
 
 
 # %%
@@ -289,7 +289,7 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 # %% [markdown]
 # So the frontier goes the other way. ReplaySSM (Dao AI Lab and NVIDIA, [2026](https://dao-lab.ai/blog/2026/replayssm/)) stores
 # the *inputs* of the last tokens, a few vectors each instead of a matrix, and rebuilds states from them. Its authors report
-# 1.87 to 1.96 times plain decoding at serving batch sizes, where vLLM's speculation with snapshots was slower than plain. Trees
+# 1.87 to 1.96 times the speed of plain decoding at serving batch sizes, where vLLM's speculation with snapshots was slower than plain. Trees
 # need special kernels: a mask hides siblings from each other, but each sibling needs a state of its own.
 #
 # ## Only some of the weights

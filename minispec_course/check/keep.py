@@ -31,11 +31,11 @@ def load(id: str, source: str) -> Callable:
     return names[id.partition(".")[2]]
 
 
-def collect(function: FunctionType, parts: dict[str, str]) -> None:
+def collect(function: FunctionType, parts: dict[str, str], name: str | None = None) -> None:
     """Name → the text that defines it: for a function, and for all that it uses from its notebook."""
     lines = dedent(inspect.getsource(function)).splitlines(keepends=True)
-    start = next(i for i, line in enumerate(lines) if line.startswith("def "))  # after its decorators
-    parts[function.__name__] = "".join(lines[start:]).rstrip()
+    start = next((i for i, line in enumerate(lines) if line.startswith("def ")), 0)  # after its decorators; or a lambda
+    parts[name or function.__name__] = "".join(lines[start:]).rstrip()
     codes = [function.__code__]
     codes += [part for part in function.__code__.co_consts if isinstance(part, CodeType)]  # functions inside it
     for name in sorted({i.argval for c in codes for i in dis.get_instructions(c) if i.opname == "LOAD_GLOBAL"}):
@@ -51,6 +51,6 @@ def collect(function: FunctionType, parts: dict[str, str]) -> None:
         elif getattr(value, "__module__", function.__module__) != function.__module__:
             parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
         elif isinstance(value, FunctionType):
-            collect(value, parts)
+            collect(value, parts, name)
         else:
             raise LookupError(f"it uses {name}, which is not kept")

@@ -138,10 +138,10 @@ class Number:
         self.number = number
 
     def __lt__(self, x) -> bool:
-        return self.number < x
+        return self.refuse() if getattr(x, "ndim", 0) else self.number < x
 
     def __gt__(self, x) -> bool:
-        return not self.number < x
+        return not self < x
 
     __le__, __ge__ = __lt__, __gt__  # a number that equals x has probability 0
 

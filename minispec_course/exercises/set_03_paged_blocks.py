@@ -99,7 +99,7 @@ def grow(table, free, block_size, tokens):
 def observe_grow(answer, table, free, block_size, tokens):
     table, free = list(table), list(free)  # theirs to change
     room = answer(table, free, block_size, tokens)
-    return {"is there room": bool(room), "table": table, "free, sorted": sorted(free)}
+    return {"is there room": room if room is None else bool(room), "table": table, "free, sorted": sorted(free)}
 
 
 GROW = exercise(

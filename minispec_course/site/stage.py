@@ -23,7 +23,7 @@ PICTURES = ("image/svg+xml", "image/png")
 STATIC, OWN = (Path(__file__).with_name(name) for name in ("static", "pages"))
 PAGES = tuple(
     "syllabus practice glossary cheatsheet design_sheet references package architecture audit benchmarks gpu "
-    "bring_your_own handover serving why teaching troubleshooting".split()
+    "bring_your_own handover serving why anywhere teaching troubleshooting".split()
 )
 SHORT = ("syllabus", "glossary")  # of a small build
 MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)

@@ -80,7 +80,7 @@ def dashboard(lesson: str, *, ms_per_token=None, tokens_per_second=None, busy=No
     here = known[place] = sound(known.get(place))
     before = {n: [(old, *here[old][n]) for old in sorted(here) if old < lesson and n in here[old]] for n in TILES}
     here[lesson] = here.get(lesson, {}) | now
-    if file is not None and now and (reason := another_program()):
+    if file is not None and now.keys() - {"users"} and (reason := another_program()):  # users are counted
         print(f"{reason} Until then these numbers are not kept.", file=sys.stderr)
     elif file is not None and now:
         with suppress(OSError):
