@@ -44,9 +44,12 @@ def choices(logits):
     return logits.argmax(-1).tolist()
 
 
+agree = lambda drafted, best: drafted == best  # noqa: E731
+
+
 def right(logits, drafted):
     best, accepted = choices(logits), FIRST
-    while accepted < len(drafted) and drafted[accepted] == best[accepted]:
+    while accepted < len(drafted) and agree(drafted[accepted], best[accepted]):
         accepted += 1
     return accepted, best[accepted]
 
