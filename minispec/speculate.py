@@ -10,7 +10,7 @@ Between cycles the target's cache holds every token but the last, which opens th
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .controller import Controller
 from .drafters.base import Drafter
-from .generate import decode, prepare
+from .generate import prepare
 from .load.handle import Model
 from .model import Pass
 from .output import Output
@@ -60,8 +60,7 @@ def speculate(
     check(model, drafter, k)
     check_rule(rule, drafter)
     start = time.perf_counter()
-    for _ in draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule):
-        pass
+    draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule)
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds) for sequence in sequences]
     return outputs if batched else outputs[0]
@@ -70,7 +69,7 @@ def speculate(
 @torch.inference_mode()
 def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
-) -> Iterator[None]:
+) -> None:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
     captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
@@ -84,7 +83,6 @@ def draft_and_verify(
                             on_cycle(cycle)
                 sequence.writer.flush()
             loop.finish()
-            yield
 
 
 class Loop:
@@ -186,35 +184,6 @@ class Loop:
     def close(self) -> None:
         for sequence in self.sequences:  # none, unless something went wrong
             self.drafter.forget(sequence.id)
-
-
-def stream(
-    model: Model,
-    prompt,
-    max_new_tokens: int | None = None,
-    *,
-    drafter: Drafter | None = None,
-    k: int | str = 4,
-    params: SamplingParams | None = None,
-    **options,
-) -> Iterator[str]:
-    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
-    the iteration is to stop generating."""
-    params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    sequences, batched = prepare(model, prompt, params)
-    if batched or model.tokenizer is None:
-        raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
-    if drafter is not None:
-        check(model, drafter, k)
-    sequences[0].writer.stream = (pieces := []).append
-    steps = draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
-
-    def each() -> Iterator[str]:  # a generator inside: what is wrong is said before the first piece is asked for
-        for _ in steps:
-            yield from pieces
-            pieces.clear()
-
-    return each()
 
 
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
