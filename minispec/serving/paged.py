@@ -25,7 +25,7 @@ from torch import Tensor
 from ..cache import TILE, Attend, Places, attention_of_pass
 from ..load.handle import Model
 from ..recurrent import States
-from .blocks import at_least
+from ..require import require_counts
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
 SHARE = 0.5  # of a GPU's free memory; passes, their results and captures need some, too
@@ -41,8 +41,7 @@ def bytes_per_block(model: Model, block_size: int, hidden_layers: Sequence[int] 
 def blocks_that_fit(model: Model, block_size: int, sequences: int, hidden_layers: Sequence[int] = ()) -> int:
     """How many blocks to take: a share of what is free on the GPU now that the weights are there, and no more than so
     many sequences of full length can fill."""
-    at_least("block_size", block_size, 1)
-    at_least("max_num_seqs", sequences, 1)
+    require_counts(block_size=block_size, max_num_seqs=sequences)
     device = model.device
     if device.type != "cuda":
         return CPU_BLOCKS
