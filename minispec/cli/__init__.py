@@ -78,7 +78,7 @@ def parser() -> Parser:
     options.add_json(sub)
 
     _serve_options(command("serve", serve, "serve a model over HTTP, as OpenAI's API does, with speculation"))
-    _handover_options(command("handover", handover, "the same speculation as a command or script of a real engine"))
+    _handover_options(command("handover", handover, "the same speculation as a command of a real engine"))
 
     return top
 
@@ -121,8 +121,6 @@ def _handover_options(sub: Parser) -> None:
     options.add(sub, "n-max", options.count, 3, "of ngram")
     options.add(sub, "n-min", options.count, 1, "of ngram")
     options.add(sub, "ranks", options.count, 1, "GPUs that share the target")
-    options.add_prompt(sub, help="of the script")
-    options.add_tokens(sub, 64, "of the script")
     sub.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
 
 

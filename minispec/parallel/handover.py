@@ -1,8 +1,8 @@
-"""Hand over to a real engine: its command or script for the speculation you know from here, in its own words.
+"""Hand over to a real engine: its command for the speculation you know from here, in its own words.
 
-Users who outgrow one machine should not scale minispec up. vLLM, SGLang and transformers speak of the same things under
-other names (docs/handover.md has the dictionary). The option names were read in the sources named in READ; engines
-rename options, so compare with the version you install.
+Users who outgrow one machine should not scale minispec up. vLLM and SGLang speak of the same things under other names
+(docs/handover.md has the dictionary). The option names were read in the sources named in READ; engines rename options,
+so compare with the version you install.
 
 Engines cannot read minispec's own storage (int8 with scales, borrowed embeddings, heads). `--export FOLDER` writes what
 they can:
@@ -34,7 +34,6 @@ from ..require import require, require_counts
 READ = {
     "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit a014e35f38c8",
     "sglang": "python/sglang/srt/server_args.py of sgl-project/sglang, commit cce0a1244b5a",
-    "transformers": "transformers 5.22.2",
 }
 HEADS = ("medusa", "eagle", "dflash")
 DRAFTERS = ("ngram", "suffix", "model", *HEADS)
@@ -52,12 +51,10 @@ class Order:
     n_max: int = 3  # of "ngram": the longest and the shortest suffix to look up
     n_min: int = 1
     ranks: int = 1
-    prompt: str = "Once upon a time"
-    tokens: int = 64
 
     def __post_init__(self):
         require(self.drafter in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=self.drafter)
-        require_counts(k=self.k, n_min=self.n_min, ranks=self.ranks, tokens=self.tokens)
+        require_counts(k=self.k, n_min=self.n_min, ranks=self.ranks)
         if self.drafter == "model" and not self.draft:
             raise ValueError("drafter='model' needs a draft: give --draft MODEL")
         if self.drafter in HEADS and not self.heads:
@@ -106,43 +103,7 @@ def sglang(order: Order) -> str:
     return shell(command)
 
 
-SCRIPT = '''\
-"""Greedy speculative decoding in transformers: the new tokens as JSON, then the text."""
-
-import json
-
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained({model!r})
-target = AutoModelForCausalLM.from_pretrained({model!r}, dtype=torch.float32)
-{setup}prompt = tokenizer({prompt!r}, return_tensors="pt", return_token_type_ids=False)
-out = target.generate(**prompt, max_new_tokens={tokens}, do_sample=False, {options})
-new = out[0, prompt["input_ids"].shape[1] :].tolist()
-print(json.dumps(new))
-print(tokenizer.decode(new, skip_special_tokens=True))
-'''
-
-
-def transformers(order: Order) -> str:
-    if order.ranks > 1:
-        raise ValueError(f"ranks={order.ranks}: transformers cannot speculate on several devices; take vllm or sglang")
-    if order.drafter == "ngram":  # tries suffixes of this length and all shorter ones: n_min is 1 there
-        setup, options = "", f"prompt_lookup_num_tokens={order.k}, max_matching_ngram_size={order.n_max}"
-    elif order.drafter == "model":
-        setup = (
-            f"draft = AutoModelForCausalLM.from_pretrained({order.draft!r}, dtype=torch.float32)\n"
-            f"draft.generation_config.num_assistant_tokens = {order.k}\n"
-            'draft.generation_config.num_assistant_tokens_schedule = "constant"  # always k …\n'
-            "draft.generation_config.assistant_confidence_threshold = 0.0  # … whatever it thinks of them\n"
-        )
-        options = "assistant_model=draft"
-    else:
-        raise ValueError(f"drafter={order.drafter!r}: transformers has no such assistant; take ngram or model")
-    return SCRIPT.format(model=order.model, prompt=order.prompt, tokens=order.tokens, setup=setup, options=options)
-
-
-ENGINES: dict[str, Callable[[Order], str]] = {"vllm": vllm, "sglang": sglang, "transformers": transformers}
+ENGINES: dict[str, Callable[[Order], str]] = {"vllm": vllm, "sglang": sglang}
 
 
 def shell(command: list[str]) -> str:
