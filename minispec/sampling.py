@@ -220,22 +220,17 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
     each = zip(counts, generators, strict=True)
     u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
-    return u.to(device, widest(device))
+    return u.to(device)
 
 
 def pick(probs: Tensor, u) -> int | Tensor:
     """The token at which the running total of a distribution passes u: one number samples one token. For distributions
     [..., V] and numbers [...]; a float picks from one distribution."""
-    total = probs.to(widest(probs.device)).cumsum(-1)
+    total = probs.double().cumsum(-1)
     total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
     if isinstance(u, Tensor):
         return torch.searchsorted(total, u[..., None].contiguous(), right=True).squeeze(-1)
     return bisect_right(total.cpu().numpy(), u)
-
-
-def widest(device) -> torch.dtype:
-    """The most precise float there is: Apple's GPUs have no float64."""
-    return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def pad(rows: list[list[int]], device) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,8 @@ from .tree import Draft
 
 def synchronize(device) -> None:
     """Wait until the device has done what it was asked to."""
-    kind = torch.device(device).type
-    if kind == "cuda":
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-    elif kind == "mps":
-        torch.mps.synchronize()
 
 
 class Stopwatch:

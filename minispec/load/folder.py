@@ -107,8 +107,8 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
     if device is None:
         return default_device()
     kind, _, index = str(device).partition(":")
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    require(kind in counts and (index or "0").isdecimal(), "cpu, cuda, cuda:N or mps", device=str(device))
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    require(kind in counts and (index or "0").isdecimal(), "cpu, cuda or cuda:N", device=str(device))
     if int(index or 0) >= (there := counts[kind]):
         have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
         raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
@@ -118,7 +118,7 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
 def default_device() -> torch.device:
     """Where models go if nothing else is said, and what the course measures: the GPU if there is one, else the CPU.
 
-    The environment variable MINISPEC_DEVICE overrides that: cpu, cuda, cuda:N or mps.
+    The environment variable MINISPEC_DEVICE overrides that: cpu, cuda or cuda:N.
     """
     if asked := os.environ.get("MINISPEC_DEVICE"):
         try:
