@@ -22,7 +22,6 @@ import minispec as ms
 import minispec_course
 from minispec import server
 from minispec.cli import options
-from minispec.parallel import handover
 
 try:
     import tomllib
@@ -248,7 +247,6 @@ def test_everything_public_is_there():
     code += "assert not {'transformers', 'huggingface_hub', 'numba', 'scipy'} & {*sys.modules}  # slow, seldom needed"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [*ms.drafters.DRAFTERS] == options.DRAFTERS
-    assert ((*handover.ENGINES,), handover.DRAFTERS) == (options.ENGINES, options.HANDED_OVER)
 
 
 # ---------------------------------------------------------------- versions

@@ -13,9 +13,8 @@ from reprlib import repr as shortened
 
 from ..load.write import STDOUT
 
-# Names that drafters/ and parallel/handover.py own, listed here because to import those is to import torch.
+# Names that drafters/ owns, listed here because to import it is to import torch.
 DRAFTERS = "model ngram suffix early-exit quantized cascade lookahead medusa eagle dflash dflash2 dspark mtp".split()
-ENGINES, HANDED_OVER = ("vllm", "sglang"), ("ngram", "suffix", "model", "medusa", "eagle", "dflash")
 
 
 class Parser(argparse.ArgumentParser):

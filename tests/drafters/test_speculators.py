@@ -20,9 +20,9 @@ from speculators.models.attention import create_float_mask
 from minispec.drafters import DFlash, DFlash2, DFlash2Head, DSparkHead
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle import EagleHead, Form
+from minispec.load.folder import export_model
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle
-from minispec.parallel.handover import export_model
 from minispec.sequence import Sequence
 
 CLOSE = 1e-4  # float32
