@@ -8,7 +8,6 @@ import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from ..load.write import STDOUT, publish, require_writable
 from . import options
