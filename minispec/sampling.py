@@ -28,7 +28,6 @@ from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 from .require import real, require, require_counts, whole
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names
 COLDEST = 1e-30  # dividing by less would overflow float32; the best token has all the mass long before
 
 
@@ -91,7 +90,6 @@ class SamplingParams(Sampling):
     stop_token_ids: Sequence[int] = ()  # tokens that end it, and its text, besides the model's own end tokens
     ignore_eos: bool = False  # go on past the model's own end tokens
     logprobs: int | None = None  # `out.logprobs`: of each token, and of so many most likely ones beside it
-    logprobs_mode: str = "raw_logprobs"  # the model's own; or "processed_logprobs", of what was sampled from
     # What depends on the prefix (processors/prefix.py): the same distribution with and without a draft.
     repetition_penalty: float = 1.0  # > 1: tokens of prompt and output become less likely
     presence_penalty: float = 0.0  # off the logits of tokens that are in the output
@@ -116,9 +114,8 @@ class SamplingParams(Sampling):
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         full = all(isinstance(s, str) and s for s in stop)
         require(full, "strings that are not empty (every text begins with '')", stop=self.stop)
-        ids, modes = tuple(self.stop_token_ids), f"one of {', '.join(LOGPROBS_MODES)}"
+        ids = tuple(self.stop_token_ids)
         require(all(map(whole, ids)), "token ids, whole numbers", stop_token_ids=ids)
-        require(self.logprobs_mode in LOGPROBS_MODES, modes, logprobs_mode=self.logprobs_mode)
         for name, value in (checked(self) | dict(stop=stop, stop_token_ids=tuple(map(int, ids)))).items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 

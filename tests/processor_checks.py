@@ -63,11 +63,7 @@ def random_options(random: Random) -> dict:
             options["stop_token_ids"] = [END]
         if random.random() < 0.6:  # spelt by one token, by several, or by a part of one
             options["constrain_after"] = random.choice(("a", "b0", ",a"))
-    return options | dict(
-        max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14),
-        logprobs=2,
-        logprobs_mode=random.choice(("raw_logprobs", "processed_logprobs")),
-    )
+    return options | dict(max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14), logprobs=2)
 
 
 def assert_same(out: ms.Output, plain: ms.Output) -> None:

@@ -204,14 +204,3 @@ def test_a_constraint_has_the_last_word():
     target = pair()[0]
     out = ms.generate(target, PROMPT, 9, choices=["ab"], min_new_tokens=9, bad_words_ids=[[PIECES.index("ab")]])
     assert (out.text, out.finish_reason) == ("ab", "stop")
-
-
-def test_processed_logprobs_are_of_what_was_sampled_from():
-    target = pair()[0]
-    options = dict(choices=["ab0"], temperature=1.0, seed=1, logprobs=0)
-    raw, made = (
-        ms.generate(target, PROMPT, 9, logprobs_mode=m, **options) for m in ("raw_logprobs", "processed_logprobs")
-    )
-    assert raw.tokens == made.tokens
-    assert all(one.logprob < -0.5 for one in raw.logprobs)  # the model did not expect it
-    assert made.logprobs[-1].logprob == 0.0  # and nothing else but the end was left

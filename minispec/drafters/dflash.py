@@ -204,10 +204,6 @@ class DFlash(HeadDrafter):
     def last(self, sequences: list[Sequence]) -> Tensor:
         return torch.tensor([[c.tokens[-1]] for c in sequences], device=self.target.device)  # [b, 1]
 
-    def score(self, sequences: list[Sequence]) -> Tensor:
-        """The logits of every blank [b, B − 1, v]."""
-        return linear(self.states(sequences), self.head_rows)
-
     @torch.inference_mode()
     def states(self, sequences: list[Sequence]) -> Tensor:
         """Add what the target has processed since the last call, then process every block: normed states of its blanks

@@ -134,11 +134,8 @@ class DraftModel(Drafter):
 
     def capture(self) -> None:
         if isinstance(self.memory, ContiguousMemory) and not self.memory.lengths and self.draft.transformer.ordinary:
-            self.memory = self.captured_memory()
+            self.memory = self.draft.capturer().draft_memory(self.pass_tokens)
         super().capture()
-
-    def captured_memory(self):
-        return self.draft.capturer().draft_memory(self.pass_tokens)
 
 
 def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:

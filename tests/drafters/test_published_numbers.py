@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 import torch
-from by_hand import head_logits, layer_config, layer_shapes
+from by_hand import blank_logits, head_logits, layer_config, layer_shapes
 from safetensors.torch import save_file
 
 import minispec as ms
@@ -105,7 +105,8 @@ def test_dflash(target, tmp_path):
     text = [*TEXT, 6, 35]  # the second block comes after two more tokens
     for blanks, (start, end) in zip(DFLASH, ((0, 6), (6, 8)), strict=True):
         hidden = {n: states[start:end] for n, states in zip(drafter.hidden_layers, streams, strict=True)}
-        logits = drafter.score([ms.Sequence(0, text[: end + 1], Sampling(temperature=0), None, [hidden])])[0]  # [3, V]
+        context = ms.Sequence(0, text[: end + 1], Sampling(temperature=0), None, [hidden])
+        logits = blank_logits(drafter, [context])[0]  # [3, V]
         for found, (first, best) in zip(logits, blanks, strict=True):
             assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
             assert int(found.argmax()) == best

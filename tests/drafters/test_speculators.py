@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand import head_logits
+from by_hand import blank_logits, head_logits
 
 pytest.importorskip(
     "speculators", reason="speculators is not installed here (pip install --no-deps speculators==0.9.0)"
@@ -169,7 +169,7 @@ def assert_same_blocks(model, target, head) -> tuple[torch.Tensor, torch.Tensor]
     for row, anchor in enumerate(anchors):
         hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}
         context = Sequence(row, TEXT[: anchor + 1], None, None, [hidden])
-        ours = DFlash(target, head).score([context])[0]
+        ours = blank_logits(DFlash(target, head), [context])[0]
         assert (ours - theirs[row]).abs().max().item() <= CLOSE
         assert ours.std().item() > 0.1
     return states.view(len(anchors), block, -1)[:, head.first :], theirs
