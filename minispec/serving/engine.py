@@ -58,14 +58,13 @@ interrupts_are_waiting = may_break_off = False  # the main thread's alone: no ot
 
 @contextmanager
 def interrupts_wait():
-    """Ctrl-C is taken when the outermost of these blocks is left, which is told that it was pressed; a second one as
-    soon as `may_break_off`."""
+    """Ctrl-C, unless it is ignored, is taken when the outermost of these blocks is left, which is told that it was
+    pressed; a second one as soon as `may_break_off`."""
     global interrupts_are_waiting
-    pressed = []
-    if current_thread() is not main_thread() or interrupts_are_waiting:
+    pressed, handler = [], signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or interrupts_are_waiting or not callable(handler):
         yield pressed
         return
-    handler = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame) -> None:
         global may_break_off
@@ -74,15 +73,13 @@ def interrupts_wait():
             may_break_off = False
             handler(number, frame)
 
-    if callable(handler):  # else it is ignored
-        signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, press)
     interrupts_are_waiting = True
     try:
         yield pressed
     finally:
         interrupts_are_waiting = False
-        if callable(handler):
-            signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, handler)
         if pressed:
             handler(signal.SIGINT, None)
 

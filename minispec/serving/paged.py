@@ -63,8 +63,7 @@ class PagedKVCache:
     def __init__(
         self, config, num_blocks: int, block_size: int = 16, *, hidden_layers=(), device="cpu", dtype=torch.float32
     ):
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: a pool needs at least one slot")
+        require_counts(num_blocks=num_blocks, block_size=block_size)
         shape = (config.attention_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, blocks, block_size, Hkv, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)
