@@ -95,8 +95,6 @@ class SamplingParams(Sampling):
     presence_penalty: float = 0.0  # off the logits of tokens that are in the output
     frequency_penalty: float = 0.0  # the same, as often as they are in it
     logit_bias: Mapping[int, float] = ()  # token → what is added to its logit
-    bad_words: str | Sequence[str] = ()  # never to be completed
-    bad_words_ids: Sequence[Sequence[int]] = ()  # the same as token ids
     choices: Sequence[str] | Sequence[Sequence[int]] | None = None  # the output is one of these, and then ends
     regex: str | None = None  # the whole output matches this
     json_schema: dict | str | None = None  # the output is JSON of this schema

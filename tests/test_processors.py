@@ -82,11 +82,9 @@ def test_as_transformers_does_it():
     for _ in range(20):
         prompt, output = random.choices(range(64), k=9), random.choices(range(64), k=random.randint(0, 7))
         logits, ids = torch.randn(1, 64, generator=generator, dtype=torch.float64), torch.tensor([prompt + output])
-        words = [[t] for t in random.sample(range(1, 64), 3)] + [[output[-1] if output else prompt[-1], 5], [1, 2, 3]]
         bias = {t: random.uniform(-3, 3) for t in random.sample(range(64), 5)}
         cases = {
             "repetition_penalty": (1.7, processors.RepetitionPenaltyLogitsProcessor(1.7)),
-            "bad_words_ids": (words, processors.NoBadWordsLogitsProcessor(words, eos_token_id=0)),
             "logit_bias": (bias, processors.SequenceBiasLogitsProcessor({(t,): b for t, b in bias.items()})),
             "min_new_tokens": (4, processors.MinNewTokensLengthLogitsProcessor(len(prompt), 4, [0])),
         }
@@ -178,9 +176,7 @@ def test_a_matcher_that_failed_on_a_draft_begins_anew(tiny_text):
 
 
 def test_bad_options_are_refused_by_name():
-    bad = dict(
-        repetition_penalty=(0.0, "1"), presence_penalty=(float("nan"),), bad_words=([""],), bad_words_ids=([[]],)
-    )
+    bad = dict(repetition_penalty=(0.0, "1"), presence_penalty=(float("nan"),))
     bad |= dict(logit_bias=({"a": 1}, {1: float("inf")}, {64: 1.0}), json_schema=([1],))
     bad["choices"] = ([], "ab", ["a", [1]])
     cases = [({name: value}, name) for name, values in bad.items() for value in values]
@@ -200,7 +196,7 @@ def test_bad_options_are_refused_by_name():
 
 
 def test_a_constraint_has_the_last_word():
-    """Where min_new_tokens and bad words leave nothing that it allows, they yield."""
+    """Where min_new_tokens leaves nothing that it allows, it yields."""
     target = pair()[0]
-    out = ms.generate(target, PROMPT, 9, choices=["ab"], min_new_tokens=9, bad_words_ids=[[PIECES.index("ab")]])
+    out = ms.generate(target, PROMPT, 9, choices=["ab"], min_new_tokens=9)
     assert (out.text, out.finish_reason) == ("ab", "stop")
