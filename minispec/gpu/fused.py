@@ -100,14 +100,11 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
-    c, own = (
-        transformer.config,
-        "computes its products in its own way (cut up, quantised …), which fused weights would lose",
-    )
+    c, own = transformer.config, "computes its products in its own way (cut up, quantised …)"
     for wrong, said in (
         (c.experts is not None, "is a mixture of experts, and the fused GPU pass has one MLP per layer"),
         (c.delta is not None, "has recurrent layers, which no captured pass computes"),
-        (not transformer.ordinary, own),
+        (not transformer.ordinary, f"{own}, which fused weights would lose"),
     ):
         if wrong:
             raise ValueError(f"{name} {said}: leave `fast` out, it decodes as usual then")
