@@ -27,7 +27,7 @@ from .recurrent import DEEPEST, NO_TREES
 from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
-from .trace import Cycle, Stopwatch
+from .trace import Clock, Cycle
 from .tree import Draft, cut, mask_and_offsets
 from .verify import NO_BLOCKS, RULES, check_draft, judge
 
@@ -97,19 +97,21 @@ class Loop:
     def step(self) -> list[list[tuple[Cycle, Tensor | None]]]:
         """One cycle for every sequence (a captured loop may return several), with the logits that its tokens were
         emitted from, if these are wanted."""
-        sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
+        sequences, drafter = self.sequences, self.drafter
         sizes = self.controller.choose([s.id for s in sequences]) if self.controller else [self.k] * len(sequences)
         depths = [min(size, sequence.room) for size, sequence in zip(sizes, sequences, strict=True)]
-        with watch("draft"):
-            self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
-        with watch("verify"):
-            self.logits, hidden = self.forward()
-            drafter.while_verifying(sequences, self.drafts)  # launched is not finished: on a GPU that pass still runs
-        with watch("sample"):
-            raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
-            self.cycles = self.judge()
-            self.keep()
-        watch.note(self.cycles)
+        clock = Clock("draft", "verify", "sample", device=self.model.device)
+        self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
+        clock.lap("draft")
+        self.logits, hidden = self.forward()
+        drafter.while_verifying(sequences, self.drafts)  # launched is not finished: on a GPU that pass still runs
+        clock.lap("verify")
+        raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
+        self.cycles = self.judge()
+        self.keep()
+        clock.lap("sample")
+        for cycle in self.cycles:
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = clock.seconds.values()
         if self.controller:
             self.learn(sizes, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts

@@ -45,8 +45,9 @@ from ..require import require, require_whole
 from ..sampling import SamplingParams, emitting_positions
 from ..sequence import Sequence
 from ..speculate import LONGEST, check_drafter, check_rule, deepest
+from ..trace import Clock
 from .blocks import BlockPool, check
-from .metrics import PARTS, Clock, Metrics, StepRecord
+from .metrics import PARTS, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
 from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
@@ -302,7 +303,7 @@ class Engine:
 
     def _step(self) -> StepRecord:
         self._deliver()  # what an interrupted callback has kept from the others
-        runner, clock, step = self.runner, Clock(), self.scheduler.schedule()
+        runner, clock, step = self.runner, Clock(*PARTS), self.scheduler.schedule()
         turns, runner.clock = step.turns, clock
         emitting = [turn for turn in turns if turn.emits]
         try:
