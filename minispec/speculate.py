@@ -57,7 +57,9 @@ def speculate(
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     sequences, batched = prepare(model, prompt, params, stream)
-    check(model, drafter, k)
+    check_drafter(model, drafter)
+    most = deepest(model)
+    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
     check_rule(rule, drafter)
     start = time.perf_counter()
     draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule)
@@ -186,13 +188,6 @@ class Loop:
     def close(self) -> None:
         for sequence in self.sequences:  # none, unless something went wrong
             self.drafter.forget(sequence.id)
-
-
-def check(model: Model, drafter: Drafter, k: int | str) -> None:
-    """Before any work: can this drafter draft so far for this model?"""
-    check_drafter(model, drafter)
-    most = deepest(model)
-    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
 
 
 def deepest(model: Model) -> int:
