@@ -1,14 +1,15 @@
-"""Who drafts how far: the sizes of drafts that promise the most tokens per second, from what was measured.
+"""How far to draft: the size of drafts that promises the most tokens per second, from what was measured.
 
-A step serves B sequences. If m of them draft, each up to size n (tokens of a chain, nodes of a tree), the step is
-expected to emit B + gain(n) · Σ gᵢ tokens, where the sum is over those m. Chosen are n and m, none among them, with the
-most tokens per second.
+A step serves B sequences, all of which may draft up to size n (tokens of a chain, nodes of a tree; 0: nobody drafts).
+Chosen is the n with the most tokens per second:
+
+    speed(n) = B · (1 + gain(n)) / seconds(B, n)
 
     gain(n)         accepted tokens of a draft of size n, on average over all sequences
-    gᵢ              how sequence i compares with that: what was accepted of its own drafts over what was expected.
-                    Of any m sequences those with the highest gᵢ draft
-    seconds(B, n)   of a whole step in which all of B sequences draft up to size n: draft, pass, host, everything.
-                    If m of them do, it takes as long as one with as many tokens, B + m · n, in which all draft
+    seconds(B, n)   of a whole such step: draft, pass, host, everything
+
+(All get the same size, since a pass takes as long as its largest draft allows, and since a time that was measured is
+better than one that was put together. A drafter may draft less for one sequence: n-grams that find nothing do.)
 
 **Exact.** The choice depends on cycles and times of the past alone, which are known before the next draft is made. A
 rule that looked at sampled tokens, and cut off those that it believed in least, would leave others than q promises, and
@@ -26,7 +27,7 @@ costs, as one buys at last what one has rented for as much.
 import warnings
 from bisect import bisect
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import accumulate
 from operator import mul
 from statistics import median
@@ -59,26 +60,25 @@ class Controller:
     """Choose each sequence's next draft among `sizes`, or none.
 
     With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
-    what smaller ones would have come to. `padded`: a pass takes as long as if all drafts were as large as the largest,
-    so all get the same. A choice holds for `hold` steps. `memory`: so much of what a step has shown counts in the next.
+    what smaller ones would have come to. A choice holds for `hold` steps. `memory`: so much of what a step has shown
+    counts in the next.
     """
 
-    def __init__(self, sizes: Sequence[int], depth: int | None = None, *, hold=1, padded=False, memory=0.99):
-        self.sizes, self.chains, self.memory = sorted({0, *sizes}), depth is None, memory
-        self.hold, self.padded = hold, padded
+    def __init__(self, sizes: Sequence[int], depth: int | None = None, *, hold: int = 1, memory: float = 0.99):
+        self.sizes, self.chains = sorted({0, *sizes}), depth is None
+        self.hold, self.memory = hold, memory
         self.accept = [PRIOR] * (self.sizes[-1] if depth is None else depth)  # βᵢ: of those tested at each position
         self.gain = {n: expected(self.accept[:n]) for n in self.sizes}
         self.drafts = dict.fromkeys(self.sizes, 0)  # how many of each size there were
         self.counts: dict[int, tuple[float, int]] = {}  # how many count for βᵢ, or for a tree's gain, and at which step
-        self.own: dict[Hashable, float] = {}  # gᵢ
         self.seconds: dict[int, dict[int, float]] = {n: {} for n in self.sizes}  # size → B → seconds
         self.lately: dict[tuple[int, int], deque[float]] = {}  # of the last steps: their median is above
         self.changes = deque([0.0] * CHANGES, maxlen=CHANGES)  # by how much a step after a change took longer
         self.clock = self.last_trial = 0.0  # seconds of all steps
         self.tried = dict.fromkeys(self.sizes, 0.0)  # when each size was chosen
-        self.steps = self.until = self.since = 0  # until which one the plan holds, and at which it was made
-        self.plan: dict[Hashable, int] = {}  # what was chosen
-        self.usual: dict[Hashable, int] = {}  # the same without trials …
+        self.steps = self.until = self.since = 0  # until which one the choice holds, and at which it was made
+        self.size, self.ids = 0, set()  # what was chosen, and for whom
+        self.usual: int | None = None  # the same without trials …
         self.lost = 0.0  # … and the seconds that it has cost by now, compared with the best
         self.last: tuple | None = None  # sequences and size of the step before
         self.only: int | None = None  # the one size, while an engine is warmed up
@@ -86,7 +86,7 @@ class Controller:
 
     # ---- what is expected ------------------------------------------------------------------------------------------
 
-    def seconds_of(self, n: int, B: float) -> float:
+    def seconds_of(self, n: int, B: int) -> float:
         """Of a step with drafts of size n: as measured with so many sequences, else so many times as long as one
         without drafts as it was with the nearest numbers. Sizes without a time lie between those that have one."""
         plain, drafting, counts = self.seconds[0], self.seconds[n], list(self.seconds[n])
@@ -96,9 +96,9 @@ class Controller:
         nearest = counts[max(0, i - 1) : i + 1]
         return at(plain, B) * at({b: drafting[b] / at(plain, b) for b in nearest}, B)
 
-    def step(self, B: int, n: int, m: int, own: float) -> tuple[float, float]:
-        """Tokens and seconds of a step of B sequences, of which m draft up to size n, whose gᵢ come to `own`."""
-        return B + self.gain[n] * own, self.seconds_of(n, (B + n * m) / (1 + n))
+    def speed(self, n: int, B: int) -> float:
+        """Tokens per second of steps with drafts of size n."""
+        return B * (1 + self.gain[n]) / self.seconds_of(n, B)
 
     def known(self, n: int) -> bool:
         """Whether a size was tried enough to be judged."""
@@ -116,17 +116,17 @@ class Controller:
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 
-    def choose(self, ids: Sequence[Hashable], most: int | None = None) -> list[int]:
-        """The size that the next draft of each sequence may have, so that all together have at most so many nodes."""
+    def choose(self, ids: Sequence[Hashable], most: int | None = None) -> int:
+        """The size that the next draft of these sequences may have, so that all together have at most so many nodes."""
         self.steps += 1
-        if self.steps > self.until or any(id not in self.plan for id in ids):
+        if self.steps > self.until or not self.ids.issuperset(ids):
             self.most = self.sizes[-1] if most is None else max(0, most // len(ids))  # for each
             self._renew(ids, self.steps)
-        return [self.plan[id] for id in ids]
+        return self.size
 
     def rests(self, ids: Sequence[Hashable]) -> bool:
         """Whether nobody drafts in this step either, as was chosen before: the host's shortest way through it."""
-        if self.steps >= self.until or any(self.plan.values()) or not self.plan.keys() >= set(ids):
+        if self.steps >= self.until or self.size or not self.ids.issuperset(ids):
             return False
         self.steps += 1
         return True
@@ -136,39 +136,36 @@ class Controller:
         ends with this step, the next one is made now."""
         if self.steps < self.until:
             return True
-        before = self.plan
-        self._renew(list(before), self.steps + 1)
-        return self.plan == before
+        before = self.size
+        self._renew(self.ids, self.steps + 1)
+        return self.size == before
 
-    def _renew(self, ids: Sequence[Hashable], step: int) -> None:
+    def _renew(self, ids: Collection[Hashable], step: int) -> None:
         """The choice that holds from this step on."""
         self.gain = self.gains()
-        sizes, hold = self._choose(ids, step)
-        self.plan, self.until, self.since = dict(zip(ids, sizes, strict=True)), step + hold - 1, step
-        self.tried.update(dict.fromkeys(sizes, self.clock))
+        self.size, hold = self._choose(len(ids), step)
+        self.ids, self.until, self.since = set(ids), step + hold - 1, step
+        self.tried[self.size] = self.clock
 
-    def _choose(self, ids: Sequence[Hashable], step: int) -> tuple[list[int], int]:
-        """Sizes, and for how many steps. At first the largest, since it tells the most, and none at all."""
-        B, few, largest = len(ids), min(self.hold, TRIAL), max(n for n in self.sizes if n <= self.most)
-        first = [n for n in (largest, 0) if not self.known(n)] if self.only is None else [self.only]
+    def _choose(self, B: int, step: int) -> tuple[int, int]:
+        """A size, and for how many steps. At first the largest, since it tells the most, and none at all."""
+        few, sizes = min(self.hold, TRIAL), [n for n in self.sizes if n <= self.most]
+        first = [n for n in (sizes[-1], 0) if not self.known(n)] if self.only is None else [self.only]
         if first:
-            return first[:1] * B, few
-        own, change = [self.own.get(id, 1.0) for id in ids], max(0.0, median(self.changes))
-        best, rate = self.fastest(own)
-        before = max(self.usual.values(), default=0)
-        now = [self.usual.get(id, before) for id in ids]
-        drafting = [g for g, n in zip(own, now, strict=True) if n]
-        tokens, seconds = self.step(B, max(now), len(drafting), sum(drafting))
-        self.lost += (step - self.since) * (seconds - tokens / rate)
+            return first[0], few
+        speeds = {n: self.speed(n, B) for n in sizes}
+        best, change = max(speeds, key=speeds.get), max(0.0, median(self.changes))
+        now = best if self.usual is None else min(self.usual, sizes[-1])
+        self.lost += (step - self.since) * self.seconds_of(now, B) * (1 - speeds[now] / speeds[best])
         hold = self.hold
-        if self.lost >= change or now == best or max(now) > largest:
+        if self.lost >= change or now == best:
             hold = self.hold if now == best else few  # what is new has to prove itself
             now, self.lost = best, 0.0
-        self.usual = dict(zip(ids, now, strict=True))
-        if (trial := self.trial(own, now, rate, few, change)) is not None:
-            return [trial] * B, few
+        self.usual = now
+        if (trial := self.trial(B, speeds, few, change)) is not None:
+            return trial, few
         smallest = self.sizes[1]
-        if not self.told and not any(now) and self.gain[smallest] < FEW:
+        if not self.told and not now and self.gain[smallest] < FEW:
             self.told = True
             warnings.warn(
                 f"of drafts of size {smallest} {self.gain[smallest]:.0%} are accepted, so there is hardly any drafting "
@@ -177,41 +174,27 @@ class Controller:
             )
         return now, hold
 
-    def trial(self, own: list[float], now: list[int], rate: float, steps: int, change: float) -> int | None:
+    def trial(self, B: int, speeds: dict[int, float], steps: int, change: float) -> int | None:
         """A size whose trial costs less than ε of the time since the last one, or None. Each has its share of ε, so
         that the worse it looks, the longer it waits."""
-        B, cost = len(own), {}
-        for n in self.sizes:
-            if n <= self.most and now != [n] * B:
-                tokens, seconds = self.step(B, n, B, sum(own))
-                cost[n] = steps * max(0.0, seconds - tokens / rate) + 2 * change
-        share, since = EPSILON / len(self.sizes), self.clock - self.last_trial
+        best, share, since = max(speeds.values()), EPSILON / len(self.sizes), self.clock - self.last_trial
+        cost = {
+            n: steps * self.seconds_of(n, B) * (1 - speed / best) + 2 * change
+            for n, speed in speeds.items()
+            if n != self.usual
+        }
         n = max(cost, key=lambda n: share * (self.clock - self.tried[n]) - cost[n], default=None)
         if n is None or cost[n] >= EPSILON * since:
             return None
         self.last_trial = self.clock
         return n
 
-    def fastest(self, own: list[float]) -> tuple[list[int], float]:
-        """The sizes with the highest speed, for sequences with these gᵢ, and that speed."""
-        B = len(own)
-        order = sorted(range(B), key=lambda i: -own[i])
-        together = list(accumulate((own[i] for i in order), initial=0.0))  # Σ gᵢ of the first m
-        ways = [(n, m) for n in self.sizes[1:] if n <= self.most for m in ([B] if self.padded else range(1, B + 1))]
-        steps = {(n, m): self.step(B, n, m, together[m]) for n, m in [(0, 0), *ways]}
-        speeds = {way: tokens / seconds for way, (tokens, seconds) in steps.items()}
-        size, drafting = max(speeds, key=speeds.get)
-        chosen = set(order[:drafting])
-        return [size if i in chosen else 0 for i in range(B)], speeds[size, drafting]
-
     # ---- what came of it -------------------------------------------------------------------------------------------
 
-    def learn(self, id: Hashable, size: int, accepted: int) -> None:
+    def learn(self, size: int, accepted: int) -> None:
         """A sequence was allowed a draft of this size, and so many of its tokens were accepted."""
         if size == 0:
             return
-        own = self.own.get(id, 1.0)
-        self.own[id] = own + 0.05 * (accepted / max(self.gain[size], FEW) - own)
         if self.chains:
             for i in range(min(accepted + 1, size)):
                 self.accept[i] += self.weight(i) * ((i < accepted) - self.accept[i])
@@ -253,16 +236,10 @@ class Controller:
         return {"sizes": {n: said(n) for n in self.sizes}, "size": self.size}
 
     @property
-    def size(self) -> int:
-        """The largest that it allows now."""
-        return max(self.plan.values(), default=0)
-
-    @property
     def drafts_lately(self) -> bool:
         """Whether anybody drafts as a rule, or nothing is known yet."""
-        return not self.usual or any(self.usual.values())
+        return self.usual is None or self.usual > 0
 
     def forget(self, id: Hashable) -> None:
         """The sequence has ended."""
-        self.own.pop(id, None)
-        self.plan.pop(id, None)
+        self.ids.discard(id)

@@ -92,7 +92,7 @@ class Loop:
 
     def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
         self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
-        self.controller = Controller(range(1, LONGEST + 1), padded=True) if k == "auto" else None
+        self.controller = Controller(range(1, LONGEST + 1)) if k == "auto" else None
         nodes = drafter.max_tree_nodes(LONGEST if self.controller else k)
         self.prefill(params.max_new_tokens + nodes + drafter.scratch_slots)  # a pass holds more than it keeps
 
@@ -100,8 +100,8 @@ class Loop:
         """One cycle for every sequence (a captured loop may return several), with the logits that its tokens were
         emitted from, if these are wanted."""
         sequences, drafter = self.sequences, self.drafter
-        sizes = self.controller.choose([s.id for s in sequences]) if self.controller else [self.k] * len(sequences)
-        depths = [min(size, sequence.room) for size, sequence in zip(sizes, sequences, strict=True)]
+        size = self.controller.choose([sequence.id for sequence in sequences]) if self.controller else self.k
+        depths = [min(size, sequence.room) for sequence in sequences]
         clock = Clock("draft", "verify", "sample", device=self.model.device)
         self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
         clock.lap("draft")
@@ -115,7 +115,7 @@ class Loop:
         for cycle in self.cycles:
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = clock.seconds.values()
         if self.controller:
-            self.learn(sizes, depths)
+            self.learn(size, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
         for i, sequence in enumerate(sequences):
             sequence.remember({n: states[i, verified[i]] for n, states in hidden.items()})
@@ -160,11 +160,11 @@ class Loop:
                 self.cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
         self.cache.rewind(start + kept)
 
-    def learn(self, sizes: list[int], depths: list[int]) -> None:
+    def learn(self, size: int, depths: list[int]) -> None:
         """Tell the controller what its choice came to."""
-        for sequence, size, depth, cycle in zip(self.sequences, sizes, depths, self.cycles, strict=True):
+        for depth, cycle in zip(depths, self.cycles, strict=True):
             if size == depth:
-                self.controller.learn(sequence.id, size, cycle.accepted)
+                self.controller.learn(size, cycle.accepted)
         seconds = cycle.draft_seconds + cycle.verify_seconds + cycle.sample_seconds
         self.controller.time(range(len(depths)), depths, seconds)
 

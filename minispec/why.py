@@ -456,7 +456,7 @@ def report(seen: Seen) -> str:
         ]
     lines.append("" if (found := suspects(seen)) else "\nnothing looks wrong")
     for number, one in enumerate(found, 1):
-        gain = f" (without it {one.gain:.2f} times as fast)" if one.gain else ""
+        gain = f" (without it {one.gain:.2f} times as fast as now)" if one.gain else ""
         said = f"{number}. {one.name}: {one.evidence}{gain}"
         lines += [fill(said, 80, subsequent_indent="   "), f"   try: {one.trial}"]
     lines += [fill(f"not in the input: {note}", 80, subsequent_indent="   ") for note in seen.notes]

@@ -88,7 +88,7 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unse
     With "auto" there are plain cycles, in which the drafter is not asked: it gets their states the next time.
     """
     lengths = itertools.cycle([2, 0, 0])
-    monkeypatch.setattr("minispec.controller.Controller.choose", lambda self, ids: [next(lengths)])
+    monkeypatch.setattr("minispec.controller.Controller.choose", lambda self, ids: next(lengths))
     prompt, right = [3, 1, 4, 1, 5], ms.generate(tiny, [3, 1, 4, 1, 5], 12).tokens
     text, states = [*prompt, *right], {0: [], 1: []}
 

@@ -313,7 +313,7 @@ check("15.inflated", inflated)
 # | `q` | list of $k$ tensors $[V, V]$ | row $a$ of the $j$-th: the distribution at position $j$ if token $a$ comes before it |
 # | `sure` | list of $k$ tensors $[V]$ | entry $a$ of the $j$-th: the confidence at position $j$ after token $a$ |
 # | `last` | token | the last token before the draft |
-# | `threshold` | number from 0 to 1 | a position is drafted if the product up to it is at least this |
+# | `threshold` | number from 0 to 1 | a position is drafted if the product, its own confidence included, is at least this |
 # | `random()` | number in $[0, 1)$ | a fresh random number at each call; `pick(probs, random())` samples a token |
 # | returns | list of tokens | the draft, at most $k$ tokens |
 

@@ -262,7 +262,7 @@ for batch in (1, 8, 32, 64, 128, 256):
 # must yield more than 1.7 tokens per user to pay, at batch 128 more than 3.4. Once plain decoding alone reaches the
 # ridge, at a batch of 188, five tokens cost five times as much and yield at most five: drafting cannot pay. Batching
 # and speculation spend the same idle arithmetic, and what one of them has used is gone for the other. (Long contexts
-# change that, because the tokens of one sequence share the reading of its cache. Lesson 11 has the numbers.)
+# change that, because the tokens of one sequence share the reading of its cache.)
 #
 # ## What can be done
 #
@@ -290,7 +290,7 @@ viz.dashboard("01", busy=flops / bot_pass.time.median / here.hardware.flops)
 # ## In production
 #
 # Servers report **TTFT** (time to first token: queue and prefill) separately from **TPOT** (time per output token),
-# because arithmetic limits the first and bandwidth the second; lesson 11 takes both apart. Many mix pieces of prefill
+# because arithmetic limits the first and bandwidth the second; lesson 11b takes both apart. Many mix pieces of prefill
 # into decode passes, so that both resources are used (**chunked prefill**, Agrawal et al., 2023, arXiv:2308.16369), and
 # some run prefill and decode on different GPUs (**disaggregated prefill**). A product with one or a few columns is a
 # **GEMV** or a *skinny GEMM* there, and has kernels of its own.

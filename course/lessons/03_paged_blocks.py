@@ -64,10 +64,9 @@ print(f"{contiguous_empty:.0%} of the reserved slots are empty")
 empty_guess.reveal(round(100 * contiguous_empty))
 
 # %% [markdown]
-# More than half of the memory is reserved for tokens that are not there. Some of these slots will be filled later (the
-# paper calls them *reserved*), most never will: **internal fragmentation**, waste inside a reservation. When Kwon et
-# al. (2023, arXiv:2309.06180) looked at the serving systems of their time, 20.4 to 38.2 % of the KV cache memory held
-# tokens.
+# More than half of the memory is reserved for tokens that are not there. Some of these slots will be filled later, most never
+# will: **internal fragmentation**, waste inside a reservation. When Kwon et al. (2023, arXiv:2309.06180) looked at the serving
+# systems of their time, 20.4 to 38.2 % of the KV cache memory held tokens.
 #
 # What if every user announced the exact length and got just that? Here is a memory of 12 slots. Four users have three
 # slots each, then the first and the third leave.

@@ -81,7 +81,7 @@ print("no order can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // 
 steps_guess.reveal(continuous)
 
 # %% [markdown]
-# No schedule can do better: four seats yield at most four tokens per step. Does continuous batching always gain?
+# No schedule can do better: the longest output alone takes so many steps. Does continuous batching always gain?
 
 # %%
 mixes = {
@@ -259,7 +259,7 @@ rate_guess.reveal(round(many / one, 1))
 # Throughput is not the speed of a single user, though. Each user now gets a token per *longer* step. Batching makes
 # tokens cheaper; speculation, from the next lesson on, makes a single user's tokens come faster.
 #
-# ## Why is there a token budget?
+# ## Why are long prompts cut into chunks?
 #
 # A pass ends for all of its tokens at the same time. Suppose that three users are decoding when a fourth one sends a
 # long prompt. Processed in one go, that prompt makes one very long pass, and three outputs stall until it ends.

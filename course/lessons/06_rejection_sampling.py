@@ -45,8 +45,8 @@ from minispec_course.labs.verifiers import claim, sampled_loop
 viz.drag_overlap()
 
 # %% [markdown]
-# Below both lines a draft token fits (green). Above $p$ there are too many (dotted), and elsewhere some are missing
-# (orange). The dotted and the orange area are equal, because both distributions sum to one. So for every token that is
+# Below both lines a draft token fits (green). Above $p$ there are too many (dashed), and elsewhere some are missing
+# (orange). The dashed and the orange area are equal, because both distributions sum to one. So for every token that is
 # thrown out, one has to be added in a column where one is missing.
 #
 # ## When to accept
@@ -181,7 +181,7 @@ viz.overlap(p, q)
 # \end{aligned}
 # $$
 #
-# The second line holds because the probability of a rejection is the dotted area, and the normaliser of the residual is
+# The second line holds because the probability of a rejection is the dashed area, and the normaliser of the residual is
 # the orange one. They are equal, so they cancel. (If $q(x) = 0$, $x$ is never drafted and the first term is 0.) Nothing
 # was assumed about $q$, except that $d$ was really sampled from it. The same three lines in numbers, with your
 # functions:
@@ -289,19 +289,20 @@ guess_biased.reveal(float(biased[0]))
 # Accepted tokens have filled the green part, and sampling from all of $p$ fills it a second time. The bug is easy to
 # miss: a greedy test cannot see it, and the output is fluent.
 #
-# With the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted distribution does not
-# move. Then choose *replace from p* and press play. The sentence below gives the p-value of a χ² test, the chance that
-# tokens which do follow $p$ look this odd. When does it fall below 0.001? And with "a good draft"?
-#
-# <details><summary>Answer</summary>
-#
-# After a few hundred cycles with "a fair draft", after a few thousand with a good one.
-# </details>
+# In the widget below, with the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted distribution does
+# not move. Then choose *replace from p* and press play. The sentence under the bars gives the p-value of a χ² test, the chance
+# that tokens which do follow $p$ look at least this odd. When does it fall below 0.001? With "a fair draft", with "a good
+# draft"?
 
 # %% tags=["nbval-ignore-output"]
 viz.residual_explorer()
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# After a few hundred cycles with "a fair draft", after a few thousand with a good one.
+# </details>
+#
 # **"The draft model must sample."** A greedy drafter has a distribution as well: it proposes $d$ with certainty, so $q$
 # is one-hot. Then $d$ is accepted with probability $p(d)$, and the residual is $p$ without $d$. What fails is drafting
 # greedily while reporting the softmax as $q$.
@@ -392,9 +393,9 @@ viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # | `sampler` | `RejectionSampler` | transformers: `_speculative_sampling` |
 # | correction, bonus | *recovered token*, *bonus token* | SGLang says *bonus* for both |
 # | one-hot $q$ | n-gram drafters, and draft models unless `draft_sample_method` is `"probabilistic"` | SGLang: the same default |
-# | a rule that accepts more and changes the distribution | `rejection_sample_method="fly"` (recent); `"standard"`, the default, and `"block"` are exact | SGLang: `speculative_accept_threshold_single` below 1; Medusa (lesson 09) |
+# | a rule that accepts more and changes the distribution | proposed: `"fly"` ([#53987](https://github.com/vllm-project/vllm/pull/53987)); `"standard"`, the default, and `"block"` are exact | SGLang: `speculative_accept_threshold_single` below 1; Medusa (lesson 09) |
 #
-# By default both servers accept with probability $p(d)$. Greedy has less overlap, but $q$ need not be stored
+# By default both servers accept with probability $p(d)$. A greedy draft usually overlaps less, but $q$ need not be stored
 # ($k \times V$ numbers per request) and nothing has to be sampled ([details and commits](../docs/handover.md)).
 #
 # <details><summary>Go deeper: drafts of variable length</summary>
@@ -415,7 +416,7 @@ viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # <details><summary>Where does the proof use that d was sampled from q?</summary>
 #
 # In the first term, where $q(x)$ in front is how often $x$ was proposed and $q(x)$ below is what was reported; and in
-# Pr[reject], which equals the dotted area only then.
+# Pr[reject], which equals the dashed area only then.
 # </details>
 #
 # <details><summary>The draft model runs at temperature 0.3, the target at 1.0. Is the output exact, and what is the

@@ -298,7 +298,7 @@ batch_guess.reveal(recorded[128].measured)
 # - **full batch**: a pass has no idle arithmetic left;
 # - **wrong kernel**: the verify pass runs on a kernel that is slow for several tokens.
 #
-# *c by bytes* is what fraction of the target's bytes the draft model reads. Even in the valid run $c$ is larger,
+# *valid* is the same pair without a fault. *c by bytes* is what fraction of the target's bytes the draft model reads. Even there $c$ is larger,
 # because calls and layers have fixed costs. *Measured* is by the clock, including sampling and Python on both sides:
 # time per token plain, divided by time per token speculative, each the median over eight stories.
 
@@ -307,7 +307,7 @@ print(slower.table(runs))
 print(f"a plain pass took {1e3 * runs['sound'].one_pass:.1f} ms in the valid run")
 
 # %% [markdown]
-# Is this $c$ smaller than yours for the same pair? It is a ratio. These passes ran layer by layer in torch. Today minispec
+# If this $c$ is smaller than yours for the same pair: it is a ratio. These passes ran layer by layer in torch. Today minispec
 # runs a pass as one compiled function on a CPU, in a fraction of the time, while sampling and Python cost as much per draft
 # token as before: **a faster target makes the same drafter relatively expensive.**
 #

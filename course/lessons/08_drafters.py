@@ -104,7 +104,7 @@ guess_copy.reveal(counts["copying"])
 # %% [markdown]
 # Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines come
 # close to it. In the free story they find next to nothing. The wider passes that verify a draft are not free on a CPU:
-# watch the free story's bars below.
+# watch the free story's bars in *The race*.
 #
 # Hugging Face transformers has a prompt lookup as well, `prompt_lookup_num_tokens`. Here it runs on the same weights:
 
@@ -278,19 +278,17 @@ guess_chat = viz.predict("EAGLE-3 on Qwen3-8B: 5.30 tokens per pass on GSM8K. An
 guess_chat
 
 # %% tags=["spoiler"]
-lengths = {  # DSpark (Cheng et al., 2026, arXiv:2607.05147), table 1: Qwen3-8B, temperature 1
-    "GSM8K (math)": {"EAGLE-3": 5.30, "DFlash": 5.33, "DSpark": 6.17},
-    "HumanEval (code)": {"EAGLE-3": 4.33, "DFlash": 4.64, "DSpark": 5.52},
-    "MT-Bench (chat)": {"EAGLE-3": 2.66, "DFlash": 3.11, "DSpark": 3.72},
-}
-for text, of_drafter in lengths.items():
+for (
+    text,
+    of_drafter,
+) in drafting.QWEN3_8B.items():  # DSpark (Cheng et al., 2026, arXiv:2607.05147), table 1: temperature 1
     print(f"{text:17}", *(f"{name} {length:.2f}" for name, length in of_drafter.items()), sep="   ")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
+guess_chat.reveal(drafting.QWEN3_8B["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
-# (DFlash is in lesson 10; DSpark adds a small sequential head to such a block, lesson 15b.) From math to chat each of them
+# (DFlash is in lesson 10; DSpark adds a small sequential head to such a block: lesson 15b.) From math to chat each of them
 # loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the worst on math. vLLM's own
 # tests expect somewhat less for chat, with shorter drafts: for EAGLE-3 with $k = 3$, 2.60 on MT-Bench for Llama-3.1-8B
 # and 2.26 for Qwen3-8B (at most 4). So a speed-up without the kind of text says little. Measure on your own traffic.
@@ -301,7 +299,7 @@ guess_chat.reveal(lengths["MT-Bench (chat)"]["EAGLE-3"])
 # - **Many requests resemble each other** (agents): suffix decoding with a memory of earlier outputs.
 # - **General text, and you may train**: heads on hidden states (lessons 09 and 10).
 # - **General text, and a small model of the same family exists**: take it. Prefer few layers.
-# - **A full batch**: draft less, or not at all (lesson 11).
+# - **A full batch**: draft less, or not at all (lesson 11b).
 #
 # Then measure α, $c$ and $v$, and let your `best_k` choose the draft length.
 #

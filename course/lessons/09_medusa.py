@@ -362,7 +362,7 @@ viz.dashboard("09", ms_per_token=min(ms_per_token.values()))
 # On a CPU the tree usually loses to plain decoding although it needs about half the passes: 25 tokens are far past
 # its ridge point (lesson 01). The chain may lose as well, because a pass over five tokens costs more there than over one
 # ($v$ of lesson 07). On a GPU with one user they cost nearly the same. With many users no arithmetic is idle, so servers
-# use chains there, or no speculation at all (lesson 11).
+# use chains there, or no speculation at all (lesson 11b).
 #
 # ## Play: tree and mask
 #

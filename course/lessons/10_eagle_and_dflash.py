@@ -5,8 +5,8 @@
 #
 # This lesson moves **tokens per forward pass**; on a GPU, ms per token follows. Medusa's heads guess several positions
 # side by side, and none of them knows which token another one chose. **EAGLE** drafts token by token, and every step is
-# told what the step before has chosen. **MTP** is such a layer that ships with the model. **DFlash** fills a block in one
-# run.
+# told what the step before has chosen: one decoder layer that runs again and again. **MTP** is such a layer that ships with
+# the model. **DFlash**, a block-diffusion drafter, fills a block in one run.
 #
 # You will write the two pieces that people get wrong: which state is paired with which token, and what a block may attend
 # to. Your loop from lesson 05 will draft with both.
@@ -41,7 +41,7 @@ story = prompt + plain.tokens
 # ## What the target already knows
 #
 # A separate draft model works out from the tokens alone what the sequence is about. The target has done that work: at
-# every position, after each layer there is a residual-stream vector of $d$ numbers. EAGLE (Li et al., 2024,
+# every position, after each layer there is a vector of $d$ numbers, the sum of what all layers added (the *residual stream*). EAGLE (Li et al., 2024,
 # arXiv:2401.15077) drafts from such vectors, which it calls **features**.
 #
 # EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three streams per position, from a low, a middle and a high layer, and
@@ -227,7 +227,7 @@ drift_guess.reveal(float(100 * drift[3, 3]))
 #
 # Our head has only the first, which is why you could watch $f$ grow.
 #
-# <details><summary>Go deeper: the gain in numbers, and MTP, such a layer that ships with the model</summary>
+# <details><summary>Go deeper: the gain in numbers, and MTP, the same kind of layer, shipped with the model</summary>
 #
 # The drift paper reports acceptance lengths up to 2 times as long under changed templates, and 1.10 times on standard
 # benchmarks.
@@ -355,13 +355,13 @@ viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tr
 
 # %% [markdown]
 # From position 1 to 3 EAGLE, which is told each token, falls a little, and DFlash, which is not, by about half. Read no more
-# into the slopes: a small marker means that few cycles got that far, and Medusa's rise is survivorship (lesson 07).
+# into the slopes: a small marker means that few cycles got that far, and Medusa's rise is survivorship: only easy cycles get that far.
 # `micro-draft` was distilled for `micro`: only EAGLE's tree beats it. The heights say little about the methods: these heads
 # were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
 #
 # ## The dashboard
 #
-# The chatbot keeps the faster of the two. On a CPU EAGLE loses in spite of its tokens per pass: `micro` has only six layers, so
+# The chatbot keeps the faster of plain decoding and EAGLE's chain. On a CPU EAGLE loses in spite of its tokens per pass: `micro` has only six layers, so
 # a run of EAGLE's layer costs a large part of a plain pass, and a cycle needs four. Beside a target of 32 layers the same
 # layer is cheap.
 

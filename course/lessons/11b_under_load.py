@@ -68,7 +68,7 @@ for name, log in (("one by one", one_by_one), ("in bursts", in_bursts)):
 # The answer in bursts is complete earlier (TPOT), and it stands still for longer (ITL). Quote both.
 #
 # A service promises something like "TTFT within 100 ms and TPOT within 5 ms" (its *service-level objective*, SLO).
-# **Goodput** counts the requests per second for which both held. The p99 of TPOT, its 99th **percentile**, is the value that
+# **Goodput** counts the requests per second for which both held. p50 is the median. The p99 of TPOT, its 99th **percentile**, is the value that
 # 99 requests in 100 do not exceed.
 #
 # ### Yours: goodput
@@ -311,6 +311,9 @@ drafter = ms.drafters.Model(quick_draft)
 print(f"{quick.name} on {where(quick.device)}")
 viz.control_room(quick, drafter)
 
+# %% [markdown]
+# For the dashboard, the plain engine at 20 requests per second. A user waits longer for a token than alone:
+
 # %% tags=["nbval-ignore-output"]
 figures = run_shift(quick, None, rate=20, k=0).figures()
 print(f"TTFT p50 {figures['ttft_ms']['p50']:.1f} ms, TPOT p50 {figures['tpot_ms']['p50']:.1f} ms")
@@ -340,7 +343,7 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 # [exercises 11](../exercises/11_speculation_in_a_server.ipynb).)
 #
 # Disaggregation pays when prompts are long, the load is high, TPOT has a tight target and the link is fast. For short prompts
-# or a quiet server chunks are enough: if the ratio of prefill to decode changes, one of the two groups idles. With
+# or a quiet server chunks are enough. And if the ratio of prefill to decode changes, one of the two groups idles. With
 # speculation something else travels: the draft model's cache, or the hidden states that a head needs (lesson 11), or the
 # decode worker processes the prompt with the draft model itself.
 
@@ -348,7 +351,7 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 # <details><summary>Go deeper: why latencies rise before a server is full</summary>
 #
 # The smallest model is a server for one request at a time with a fixed service time. If it is busy for a share $\rho$ of the
-# time, a request waits for $\frac{\rho}{2\,(1 - \rho)}$ service times on average (M/D/1 queue): half of one at half load,
+# time, a request waits for $\frac{\rho}{2\,(1 - \rho)}$ service times on average (M/D/1 queue): half a service time at half load,
 # nine and a half at 95 %. So the rate that a server can *just* sustain is not a rate to plan with.
 # </details>
 #
@@ -364,7 +367,7 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 # ## In production
 #
 # vLLM takes a table of $k$ by batch size (`num_speculative_tokens_per_batch_size`) or profiles the cost of a step and chooses
-# how many draft tokens are verified (`enable_adaptive_verification`, lesson 15b). Prefill and decode workers are connected by a
+# how many draft tokens are verified (`enable_adaptive_verification`, for DSpark, lesson 15b). Prefill and decode workers are connected by a
 # `kv_transfer_config` in vLLM and by `--disaggregation-mode` in SGLang.
 #
 # Tools differ in what they call ITL: SGLang's benchmark divides a gap by the tokens that came with it, and NVIDIA's AIPerf

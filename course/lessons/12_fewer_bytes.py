@@ -342,8 +342,7 @@ print(f"against the cache before rounding: {(found - before).norm() / before.nor
 #
 # ## The dashboard
 #
-# `micro` is so small that much of a pass is overhead, so int8 gains less than in the measurement above. The chatbot keeps
-# the faster one.
+# The chatbot keeps the faster one. (`micro` is so small that much of a pass is overhead, and its gain varies.)
 
 # %% tags=["nbval-ignore-output"]
 rounded = ms.load("micro", device="cpu", weights="int8")

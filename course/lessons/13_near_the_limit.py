@@ -38,8 +38,9 @@ plain = ms.generate(micro, prompt, 24).tokens
 #
 # ### Yours: the bytes of a pass
 #
-# The model is a Llama. Each layer has the matrices q, k, v and o, and an MLP with gate, up and down, of `hidden` ×
-# `intermediate` parameters each. (Between them is **SwiGLU**, silu(gate) · up.) After the last layer comes the LM head.
+# The model is a Llama. Each layer has the matrices q and o (`hidden` × `heads` · `head_dim`), k and v (`hidden` × `kv_heads` ·
+# `head_dim`), and an MLP with gate, up and down (`hidden` × `intermediate`; between them is **SwiGLU**, silu(gate) · up). After
+# the last layer comes the LM head (`hidden` × `vocab`).
 # `kv_heads` key/value heads of `head_dim` numbers are shared by the `heads` query heads. The pass has `tokens` new tokens
 # and attends to `context` cached ones. Leave out what is small: norms, activations, the new tokens' own keys and values, and
 # the embedding table, of which a token reads one row. A parameter has `size` bytes, and so has a number in the cache. (One
@@ -137,7 +138,7 @@ viz.launch_lanes(6, lanes)
 
 # %% [markdown]
 # Long kernels hide the launches. If kernels are shorter than a launch, as in the middle of the picture, the host sets the
-# pace: the pass is *overhead-bound*, as lesson 01 called it. Is decoding? That depends on the number of kernels. In each of
+# pace: the pass is *overhead-bound*, as lesson 01 called it. Is decoding overhead-bound? That depends on the number of kernels. In each of
 # 32 layers a token needs two norms, the matrix products, RoPE, two writes to the cache, attention, SwiGLU and two residual
 # sums (a block's output is added to its input). Each of these is a kernel or several.
 
@@ -368,7 +369,7 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
 #
 # With one token per pass the 8B model has little left to save, so let a launch speculate and emit several. The loop of
 # lesson 05 goes back to the host three times per cycle: which token was drafted, how many were accepted, how far to rewind?
-# [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by your three rules:
+# [`FastSpeculator`](../minispec/gpu/decode.py) captures all of it, by the rules of step 1:
 #
 # - The number of accepted tokens is a tensor, and to rewind is `lengths.copy_(n + accepted)`.
 # - All $k + 1$ positions are always computed; rejected ones are overwritten later.

@@ -188,7 +188,7 @@ print(f"block over token by token: {lengths['block'] / lengths['token by token']
 # reports 5 to 8 % in wall-clock time. In minispec this is `rule="block"`. It needs *sampled* chains whose $q$ was stored.
 # Where nothing was sampled, no ratio exceeds 1, and the two rules are the same.
 #
-# Why is the last token sampled from $[w\,p - q]_+$? It has to fill up what longer prefixes leave open, and no debt is carried
+# Why is the last token sampled from $[w\,p - q]_+$? It has to fill up what longer prefixes leave open, and no deficit is carried
 # to the next cycle ([`block`](../minispec/verify.py) has the proof).
 #
 # ## A draft model with a different vocabulary

@@ -21,6 +21,7 @@ from operator import mul
 
 import torch
 
+import minispec as ms
 from minispec import theory
 from minispec_course import viz
 from minispec_course.check import mine, yours
@@ -265,8 +266,18 @@ guess_wrong.reveal(first)
 # A bug in a drafter costs speed. A bug in the target's state costs the output, and only a test that compares it with plain
 # decoding finds it (lesson 14).
 #
-# <!-- PLACE: hybrid (60 words and a cell: micro-hybrid, plain and drafted, the same tokens, states written per pass) -->
-#
+# A hybrid that tells stories is `micro-hybrid`: three gated DeltaNet layers and one of attention. Its
+# [cache](../minispec/recurrent.py) keeps the state after every token of a verify pass, so `speculate` is exact as always:
+
+# %%
+hybrid, small = (ms.load(name, dtype=torch.float64) for name in ("micro-hybrid", "micro-draft"))
+alone = ms.generate(hybrid, "Once upon a time", 60)
+drafted = ms.speculate(hybrid, "Once upon a time", ms.drafters.Model(small), 4, 60)
+states = drafted.trace.drafted_per_cycle + 1
+print(f"{drafted.trace.tokens_per_cycle:.1f} tokens and {states:.1f} states of each recurrent layer per pass;", end=" ")
+print(f"same tokens: {drafted.tokens == alone.tokens}\n{drafted.text.strip()}")
+
+# %% [markdown]
 # What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one sequence take 90 MiB
 # ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and float32 doubles it). vLLM
 # stores one copy per verified token:
@@ -284,7 +295,7 @@ for k, sequences in ((3, 1), (3, 64), (7, 64)):
 # ## Only some of the weights
 #
 # In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
-# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 07), and here
+# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 01), and here
 # each token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, it would skip a given
 # expert with probability $1 - a/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - a/E)^M\right)$ experts. (On text
 # it is less, because neighbours agree: in Mixtral's middle layers consecutive tokens share an expert in 62 to 67 % of cases,
@@ -308,8 +319,8 @@ for name, shape in SHAPES.items():
 
 # %% [markdown]
 # An MoE model gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
-# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: it reads
-# many weights and computes with few, so arithmetic becomes the limit later. Huang et al. (2025, arXiv:2505.19645) measured
+# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: beside so many
+# weights the same draft model costs little, and arithmetic becomes the limit later, since few of them compute. Huang et al. (2025, arXiv:2505.19645) measured
 # both ends. If someone reports that speculation made an MoE model slower, ask for the batch size first.
 #
 # ## The family tree
@@ -336,8 +347,23 @@ viz.family_tree(k=4)
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
 #
-# <!-- PLACE: dspark, dflash2 (60 words and a cell: tokens per pass of DFlash, DSpark and DFlash 2 on the same stories;
-# take both names out of TOLD in viz/pictures.py, and out of the sentence on dashed boxes if none is left) -->
+# All three draft for `micro` from the same block: the other two add 0.2 million parameters each.
+
+# %%
+micro, block = ms.load("micro"), ms.drafters
+OPENINGS = ["Once upon a time", "Lily found a", "The little dog", "One day, a boy named Tim", "In the garden"]
+for name, drafter in {
+    "DFlash": block.DFlash(micro, tree=False),
+    "DSpark": block.DSpark(micro),
+    "DFlash 2": block.DFlash2(micro, tree=False),
+}.items():
+    trace = ms.Trace.of(ms.speculate(micro, OPENINGS, drafter, 5, 60))
+    print(f"{name:8} {trace.tokens_per_cycle:.2f} tokens per pass, {trace.drafted_per_cycle:.1f} drafted")
+
+# %% [markdown]
+# DSpark drafts fewer tokens because it stops where it expects a rejection. Its decision uses everything before the token, but
+# not the token, as you found above. With SmolLM2 and a tree of 60 nodes the pairs help less (2.77 tokens per pass instead of
+# 2.62): such a tree holds many combinations anyway.
 #
 # Two more ideas stand beside the tree:
 #
@@ -348,22 +374,29 @@ viz.family_tree(k=4)
 #   the guess was right, the next draft is there when it is needed. Its authors report up to twice the speed of speculative
 #   decoding.
 #
-# <!-- PLACE: ahead (60 words and a cell: how often the guess was right, and the same tokens) -->
-#
-# The dashboard stays as it was:
+# How often can one guess the outcome? It is right only if the number of accepted tokens *and* the token after them are.
 
-# %% tags=["nbval-ignore-output"]
-viz.dashboard("15b")
+# %%
+draft = ms.load("micro-draft")
+for outcomes in (1, 4, 16):
+    ahead = ms.drafters.Ahead(ms.drafters.Model(draft), outcomes)
+    ms.speculate(micro, OPENINGS, ahead, 4, 60)
+    print(
+        f"drafts prepared for {outcomes:2} outcomes: the right one was there in {ahead.hits / (ahead.hits + ahead.misses):.0%}"
+    )
 
 # %% [markdown]
+# On one device the preparation is not free: it pays where the verify pass leaves room beside it
+# ([the benchmark](../benchmarks/ahead.py) finds out where).
+#
 # ## In production
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | one budget | `enable_adaptive_verification` | DSpark's own scheduler |
-# | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
-# | DSpark | `"method": "dspark"` | llama.cpp, TensorRT-LLM |
-# | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
+# | one budget | `enable_adaptive_verification`, for DSpark | SGLang: ragged verification by confidence |
+# | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | SGLang: `--enable-linear-replayssm-spec`; TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
+# | DSpark | `"method": "dspark"` | SGLang: `--speculative-algorithm DSPARK`; llama.cpp, TensorRT-LLM |
+# | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | SGLang: `DFLASH`; [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
 #
 # Speculation on hybrids is where output-corrupting bugs live today. Even with an n-gram drafter, which has no state at all,
 # vLLM corrupted a hybrid's output ([#39273](https://github.com/vllm-project/vllm/issues/39273)).

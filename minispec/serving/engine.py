@@ -105,7 +105,7 @@ def controller_for(depth: int, nodes: int, fast: bool) -> Controller:
     trees = nodes > depth
     powers = [*(1 << n for n in range(trees, nodes.bit_length())), nodes]
     sizes = powers if trees or fast else range(1, depth + 1)
-    return Controller(sizes, depth if trees else None, hold=HOLD, padded=fast, memory=0.996)
+    return Controller(sizes, depth if trees else None, hold=HOLD, memory=0.98)
 
 
 class Engine:
@@ -346,7 +346,7 @@ class Engine:
         """What the controller goes by: how the drafts ended, and how long a step took that processed no prompt."""
         for turn in turns:
             if turn.asked and turn.max_nodes == turn.share:
-                self.controller.learn(turn.sequence.id, turn.share, turn.accepted)
+                self.controller.learn(turn.share, turn.accepted)
         if turns and not any(turn.prefill for turn in turns):
             self.controller.time([turn.sequence.id for turn in turns], [turn.share for turn in turns], seconds)
 

@@ -252,12 +252,13 @@ class Scheduler:
         if not drafting:
             return
         if self.controller:
-            shares = self.controller.choose([turn.sequence.id for turn in drafting], left - len(drafting) * scratch)
-            if not any(shares):
+            share = self.controller.choose([turn.sequence.id for turn in drafting], left - len(drafting) * scratch)
+            if not share:
                 return
         else:
-            shares = [max(1, left // len(drafting) - scratch)] * len(drafting)
-        for turn, turn.share in zip(drafting, shares, strict=True):
+            share = max(1, left // len(drafting) - scratch)
+        for turn in drafting:
+            turn.share = share
             sequence, depth = turn.sequence, self._depth(turn.sequence)
             nodes = min(self.max_tree_nodes(depth), turn.share, left - scratch)
             # Where blocks are short a smaller draft may still fit.
@@ -289,7 +290,7 @@ class Scheduler:
             return False
         if (max if drafts else min)(turn.sequence.room for turn in turns) < 1:
             return False
-        if self.controller and self.controller.plan and not self.controller.stays():
+        if self.controller and self.controller.ids and not self.controller.stays():
             return False
         for turn in turns:
             sequence = turn.sequence

@@ -682,7 +682,7 @@ STATES = exercise(
         dict(kept={0: {1: 3}}, turns=[(0, 1, [1, 4])]),
         dict(kept={0: {2: 31, 3: 314, 4: 3141}}, turns=[(0, 3, [2, 7])]),
         dict(kept={1: {2: 27, 3: 271}}, turns=[(1, 0, [5, 9])]),
-        dict(kept={0: {1: 8}, 2: {1: 6, 2: 62}}, turns=[(2, 1, [4]), (0, 1, [5, 5])]),
+        dict(kept={0: {1: 8}, 2: {1: 6, 2: 62}, 4: {1: 7}}, turns=[(2, 1, [4]), (0, 1, [5, 5])]),
     ],
 )
 
@@ -718,7 +718,7 @@ def _(draw):
         kept[slot] = {n: int("".join(map(str, tokens[:n]))) for n in range(draw.whole(1, len(tokens)), len(tokens) + 1)}
         length = draw.choice([0, *kept[slot]])
         turns.append((slot, length, [draw.whole(1, 9) for _ in range(draw.whole(1, 3))]))
-    return dict(kept=kept, turns=draw.sample(turns, len(turns)))
+    return dict(kept=kept, turns=draw.sample(turns, draw.whole(1, len(turns))))
 
 
 # ---- 15.experts -----------------------------------------------------------------------------------------------------
@@ -1013,20 +1013,14 @@ def _(draw):
 
 
 # ---- 15.confidence --------------------------------------------------------------------------------------------------
-def draft_sure(q, sure, last, threshold, random, *, chained=True, product=True, peek=None, late=False):
-    drafted, chance = [], 1.0
-    for q_j, sure_j in zip(q, sure, strict=True):
-        before = drafted[-1] if drafted and chained else last
-        chance = (chance if product else 1.0) * float(sure_j[drafted[-1] if drafted else last])
-        if chance < threshold and not late:
-            break
-        d = pick(q_j[before], random())
-        if peek is not None and peek(q_j[before], d) < threshold:
-            break
-        drafted.append(d)
-        if late and chance < threshold:
-            break
-    return drafted
+def draft_sure(q, sure, last, threshold, random, *, chained=True, combine=mul, own=0, late=0):
+    """Sample all, then cut: a cut that looks only at tokens before a position may be made at any time."""
+    path = [last]
+    for q_j in q:
+        path.append(pick(q_j[path[-1] if chained else last], random()))
+    sure = [float(sure_j[a]) for sure_j, a in zip(sure, path[own:], strict=False)]
+    n = sum(chance >= threshold for chance in accumulate(sure, combine))
+    return path[1 : 1 + n + late * (n < len(q))]
 
 
 CONFIDENCE = exercise(
@@ -1036,10 +1030,10 @@ CONFIDENCE = exercise(
         lambda random: tokens(answer(q, sure, last, threshold, random), "the draft")
     ),
     cases=[
-        dict(q=[rows([0.5, 0.5], [0.25, 0.75])], sure=[probs(0.5, 0.5)], last=1, threshold=0.25),
+        dict(q=[rows([0.5, 0.5], [0.25, 0.75])], sure=[probs(0.5, 0.5)], last=1, threshold=0.5),
         dict(q=[rows([0.2, 0.8], [0.7, 0.3])] * 2, sure=[probs(0.9, 0.1), probs(0.3, 0.7)], last=0, threshold=0.5),
         dict(q=[rows([0.2, 0.8], [0.7, 0.3])] * 3, sure=[probs(0.6, 0.4)] * 3, last=0, threshold=0.3),
-        dict(q=[rows([0.1, 0.9], [0.6, 0.4])] * 2, sure=[probs(0.4, 0.6)] * 2, last=0, threshold=0.5),
+        dict(q=[rows([0.1, 0.9], [0.6, 0.4])] * 2, sure=[probs(0.4, 0.6), probs(0.8, 0.6)], last=0, threshold=0.5),
     ],
 )
 
@@ -1047,14 +1041,20 @@ CONFIDENCE = exercise(
 @CONFIDENCE.wrong_solutions
 class _:
     def peeks(q, sure, last, threshold, random):
-        """You look at the token that you have sampled, and leave it out if it is unlikely. Then rare tokens are
-        proposed less often than q says, and the output follows another distribution. Decide before you sample."""
-        return draft_sure(q, sure, last, threshold, random, peek=lambda row, d: row[d])
+        """You look up the confidence of the token that you have just sampled, and leave it out if it is unsure. Then it
+        is proposed less often than q says, and the output follows another distribution. Decide before you sample, with
+        the token before."""
+        return draft_sure(q, sure, last, threshold, random, own=1)
+
+    def taken_back(q, sure, last, threshold, random):
+        """You take back a token because the next position is unsure. Then such a token is proposed less often than q
+        says, and the output follows another distribution. What is sampled stays: the cut comes after it."""
+        return draft_sure(q, sure, last, threshold, random, late=-1)
 
     def one_by_one(q, sure, last, threshold, random):
         """You compare each confidence alone with the threshold. Each of them is for the case that all tokens before are
         accepted, so the chance that a token is used at all is the product up to it."""
-        return draft_sure(q, sure, last, threshold, random, product=False)
+        return draft_sure(q, sure, last, threshold, random, combine=min)
 
     def in_parallel(q, sure, last, threshold, random):
         """You sample every token as if it followed `last`, as a block drafter does that knows nothing of its own
@@ -1063,7 +1063,7 @@ class _:
 
     def one_too_many(q, sure, last, threshold, random):
         """You stop after the token whose chance is below the threshold. It should not be drafted at all."""
-        return draft_sure(q, sure, last, threshold, random, late=True)
+        return draft_sure(q, sure, last, threshold, random, late=1)
 
 
 def heads(draw: Draw, k: int, n: int, **how) -> dict:

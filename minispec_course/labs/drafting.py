@@ -21,6 +21,12 @@ from minispec.trace import Trace
 
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
+QWEN3_8B = {  # tokens per pass at temperature 1: table 1 of the DSpark paper (Cheng et al., 2026, arXiv:2607.05147)
+    "GSM8K (math)": {"EAGLE-3": 5.30, "DFlash": 5.33, "DSpark": 6.17},
+    "HumanEval (code)": {"EAGLE-3": 4.33, "DFlash": 4.64, "DSpark": 5.52},
+    "MT-Bench (chat)": {"EAGLE-3": 2.66, "DFlash": 3.11, "DSpark": 3.72},
+}
+
 
 def compare(target: Model, drafters: Mapping[str, Drafter], prompts, k: int = 4, n: int = 30) -> dict[str, Trace]:
     """Greedy runs of several drafters, n tokens after each prompt: a line for each, and their traces."""

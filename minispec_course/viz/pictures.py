@@ -258,7 +258,7 @@ FAMILY = {
         ("P-EAGLE", 2026, "EAGLE-3's states, blanks", "one learnt state for all blanks", 1),
     ),
 }
-TOLD = ("Hydra", "DSpark", "DFlash 2", "P-EAGLE")  # from their papers: not in minispec (PLACE: dspark, dflash2)
+TOLD = ("Hydra", "EAGLE-1", "P-EAGLE")  # from their papers: not in minispec
 
 
 def family_tree(k: int = 4) -> Drawing:

@@ -29,7 +29,7 @@ NAMES = "eagle model ngram medusa dflash".split()
 SETS = {  # batches, new tokens, tokens per step, blocks per request, what is profiled
     "smollm2": ((1, 16, 64), 128, 1024, 16, {("eagle", 16), ("model", 16), ("medusa", 64), ("ngram", 64)}),
     "8b": ((1, 8, 32, 64, 128), 64, 2048, 40, {("model", 1), ("model", 8)}),
-    "micro": ((1, 4, 16), 64, 512, 16, {("eagle", 4)}),
+    "micro": ((1, 4, 16), 256, 512, 24, set()),
     "toy": ((1, 4), 32, 512, 40, {("model", 4)}),
 }
 
