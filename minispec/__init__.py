@@ -61,7 +61,6 @@ __all__ = [
     "load",
     "models",
     "speculate",
-    "stream",
 ]
 HOMES = dict.fromkeys((name for name in __all__ if name != "drafters"), ".api")  # drafters are a module themselves
 

@@ -12,5 +12,5 @@ from .output import Output
 from .sampling import Sampling, SamplingParams
 from .sequence import Sequence
 from .serving.engine import Engine
-from .speculate import speculate, stream
+from .speculate import speculate
 from .trace import Cycle, Trace

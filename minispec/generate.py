@@ -33,17 +33,16 @@ def generate(
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     sequences, batched = prepare(model, prompt, params, stream)
     start = time.perf_counter()
-    for _ in decode(model, sequences, params):
-        pass
+    decode(model, sequences, params)
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds, trace=False) for sequence in sequences]
     return outputs if batched else outputs[0]
 
 
 @torch.inference_mode()
-def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> Iterator[None]:
-    """Generate until every sequence has ended, one step at a time. Where the device has a decoder of its own, its steps
-    are *captured*: what one step launches is stored as one graph, and replayed (gpu/decode.py)."""
+def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> None:
+    """Generate until every sequence has ended. Where the device has a decoder of its own, its steps are *captured*:
+    what one step launches is stored as one graph, and replayed (gpu/decode.py)."""
     captured = model.backend and params.logprobs is None and model.backend.decoder(sequences, params)
     with closing(captured or token_by_token(model, sequences)) as steps:
         for new, logits in steps:  # of each sequence the next token (or several), and what it was sampled from
@@ -51,7 +50,6 @@ def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> I
                 if not sequence.ended:
                     sequence.emit(new[row], None if logits is None else logits[row])
                     sequence.writer.flush()
-            yield
             if all(sequence.ended for sequence in sequences):
                 return
 

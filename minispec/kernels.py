@@ -81,15 +81,3 @@ def ours(numbers: int, tokens: int = GROUP) -> bool:
     if machine.compiled() is None:
         return False
     return trials.trials()["ours"] <= trials.trials()["torch"]
-
-
-def describe(weight_bytes: int) -> str:
-    """Whose products a pass of few tokens through so many bytes takes, and what the number of threads was chosen by."""
-    if not ours(machine.REPAYS_LOADING):
-        why = "MINISPEC_LINEAR=torch" if machine.wish() == "torch" else "it was faster when both were tried"
-        why = "numba cannot be imported (pip install numba)" if machine.compiled() is None else why
-        return f"torch's, for every number of tokens: {why}"
-    threads, tried = trials.threads_for(weight_bytes), trials.trials()["seconds"]
-    times = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in tried.items())
-    size = 4e-6 * trials.SCRATCH[0] * trials.SCRATCH[1]
-    return f"ours for few tokens, by {threads} thread{'s' * (threads > 1)}; {size:.0f} MB of weights took {times}"

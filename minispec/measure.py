@@ -27,7 +27,7 @@ import torch
 from . import theory
 from .cpu.trials import NOTICEABLE, Watch
 from .generate import generate
-from .kernels import describe, has_bfloat16
+from .kernels import has_bfloat16
 from .load.folder import default_dtype
 from .load.handle import Model
 from .require import require, require_counts, require_not_negative
@@ -300,7 +300,6 @@ class Report:
     plain: Rate  # tokens/s
     context: int  # cached tokens under the curve
     curve: list[Point]
-    products: str | None = None  # on a CPU: whose products, how many threads, and why
     warning: str | None = None  # why the times are not to be trusted
     weights: str | None = None  # "int8": so the matrices are stored; None: in `dtype`
 
@@ -333,8 +332,8 @@ class Report:
             f"passes should be memory-bound up to {self.free_tokens:.0f} tokens",
             "plain": f"{_spread(self.plain, 'tokens/s')}, so {_short(reads)}B/s of weights: {self.achieved:.0%} of the "
             "bandwidth" + (" (so few weights may stay in the CPU's cache)" if cached else ""),
+            "warning": self.warning,
         }
-        about |= {"products": self.products, "warning": self.warning}
         lines, beside = [], dict(width=80, subsequent_indent=" " * 11, break_on_hyphens=False)
         for label, sentence in about.items():
             lines += textwrap.wrap(sentence, initial_indent=f"{label:<11}", **beside) if sentence else []
@@ -387,7 +386,6 @@ def measure(model: Model, quick: bool = False) -> Report:
         plain=plain_speed(model, new_tokens=min(16, length - 1), repeat=15, seconds=seconds / 2),
         context=context,
         curve=verify_curve(model, tokens, context, repeat=9 if quick else 25, warmup=1, seconds=seconds),
-        products=describe(weight_bytes(model)) if model.device.type == "cpu" else None,
         weights=model.weights,
     )
     timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}

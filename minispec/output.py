@@ -119,17 +119,10 @@ class Writer:
         if self.text is not None:
             self.text = self.model.decode(tokens[self.prompt_length :])
 
-    def note(self, logits: Tensor, output: list[int], tokens: Sequence[int], processors=None) -> None:
-        """The logits [n, V] that n more tokens are emitted from, for whoever asked for log-probabilities.
-
-        Raw ones are log softmax of the target's own logits, before any processor, temperature and truncation; processed
-        ones the log of the distribution that was sampled from (greedy: of what the best token was taken from). Which
-        drafter proposed a token does not show: a verify pass has the target's logits wherever it emits.
-        """
-        if self.params.logprobs_mode == "processed_logprobs":
-            if processors:
-                logits = processors(logits, [output + list(tokens[:i]) for i in range(len(tokens))])
-            logits = logits if self.params.greedy else self.params.probs(logits).log()
+    def note(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """The logits [n, V] that n more tokens are emitted from, for whoever asked for log-probabilities: these are the
+        target's own, before any processor, temperature and truncation. Which drafter proposed a token does not show: a
+        verify pass has the target's logits wherever it emits."""
         self.logprobs += token_logprobs(logits, tokens, self.params.logprobs)
 
 

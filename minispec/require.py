@@ -28,6 +28,7 @@ def require_each(fits: Callable[[float], bool], wanted: str) -> Callable[..., No
 
 
 require_counts = require_each(lambda n: whole(n, 1), "a whole number ≥ 1")
+require_whole = require_each(lambda n: whole(n, 0), "a whole number ≥ 0")
 require_positive = require_each(lambda x: real(x) and x > 0, "a finite number > 0")
 require_not_negative = require_each(lambda x: real(x, 0), "a finite number ≥ 0")
 require_probabilities = require_each(lambda x: real(x, 0, 1), "a number from 0 to 1")

@@ -28,7 +28,6 @@ from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 from .require import real, require, require_counts, whole
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
-LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names
 COLDEST = 1e-30  # dividing by less would overflow float32; the best token has all the mass long before
 
 
@@ -91,14 +90,11 @@ class SamplingParams(Sampling):
     stop_token_ids: Sequence[int] = ()  # tokens that end it, and its text, besides the model's own end tokens
     ignore_eos: bool = False  # go on past the model's own end tokens
     logprobs: int | None = None  # `out.logprobs`: of each token, and of so many most likely ones beside it
-    logprobs_mode: str = "raw_logprobs"  # the model's own; or "processed_logprobs", of what was sampled from
     # What depends on the prefix (processors/prefix.py): the same distribution with and without a draft.
     repetition_penalty: float = 1.0  # > 1: tokens of prompt and output become less likely
     presence_penalty: float = 0.0  # off the logits of tokens that are in the output
     frequency_penalty: float = 0.0  # the same, as often as they are in it
     logit_bias: Mapping[int, float] = ()  # token → what is added to its logit
-    bad_words: str | Sequence[str] = ()  # never to be completed
-    bad_words_ids: Sequence[Sequence[int]] = ()  # the same as token ids
     choices: Sequence[str] | Sequence[Sequence[int]] | None = None  # the output is one of these, and then ends
     regex: str | None = None  # the whole output matches this
     json_schema: dict | str | None = None  # the output is JSON of this schema
@@ -116,9 +112,8 @@ class SamplingParams(Sampling):
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         full = all(isinstance(s, str) and s for s in stop)
         require(full, "strings that are not empty (every text begins with '')", stop=self.stop)
-        ids, modes = tuple(self.stop_token_ids), f"one of {', '.join(LOGPROBS_MODES)}"
+        ids = tuple(self.stop_token_ids)
         require(all(map(whole, ids)), "token ids, whole numbers", stop_token_ids=ids)
-        require(self.logprobs_mode in LOGPROBS_MODES, modes, logprobs_mode=self.logprobs_mode)
         for name, value in (checked(self) | dict(stop=stop, stop_token_ids=tuple(map(int, ids)))).items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
@@ -220,22 +215,17 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
     each = zip(counts, generators, strict=True)
     u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
-    return u.to(device, widest(device))
+    return u.to(device)
 
 
 def pick(probs: Tensor, u) -> int | Tensor:
     """The token at which the running total of a distribution passes u: one number samples one token. For distributions
     [..., V] and numbers [...]; a float picks from one distribution."""
-    total = probs.to(widest(probs.device)).cumsum(-1)
+    total = probs.double().cumsum(-1)
     total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
     if isinstance(u, Tensor):
         return torch.searchsorted(total, u[..., None].contiguous(), right=True).squeeze(-1)
     return bisect_right(total.cpu().numpy(), u)
-
-
-def widest(device) -> torch.dtype:
-    """The most precise float there is: Apple's GPUs have no float64."""
-    return torch.float32 if torch.device(device).type == "mps" else torch.float64
 
 
 def pad(rows: list[list[int]], device) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,7 @@ class Sequence:
         emitted from, where log-probabilities are wanted."""
         if tokens and self.wants_logprobs:
             del self.writer.logprobs[len(self.tokens) - self.prompt_length :]  # of a call that was interrupted
-            self.writer.note(logits, self.output, tokens, self.processors)
+            self.writer.note(logits, tokens)
         longest = self.prompt_length + self.max_new_tokens
         for kept, token in enumerate(tokens, start=1):
             self.tokens.append(token)

@@ -10,7 +10,7 @@ Between cycles the target's cache holds every token but the last, which opens th
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .controller import Controller
 from .drafters.base import Drafter
-from .generate import decode, prepare
+from .generate import prepare
 from .load.handle import Model
 from .model import Pass
 from .output import Output
@@ -27,7 +27,7 @@ from .recurrent import DEEPEST, NO_TREES
 from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
 from .sequence import NO_DRAFT, Sequence
-from .trace import Cycle, Stopwatch
+from .trace import Clock, Cycle
 from .tree import Draft, cut, mask_and_offsets
 from .verify import NO_BLOCKS, RULES, check_draft, judge
 
@@ -57,11 +57,12 @@ def speculate(
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     sequences, batched = prepare(model, prompt, params, stream)
-    check(model, drafter, k)
+    check_drafter(model, drafter)
+    most = deepest(model)
+    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
     check_rule(rule, drafter)
     start = time.perf_counter()
-    for _ in draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule):
-        pass
+    draft_and_verify(model, sequences, drafter, k, params, on_cycle, rule)
     seconds = time.perf_counter() - start
     outputs = [sequence.result(seconds) for sequence in sequences]
     return outputs if batched else outputs[0]
@@ -70,7 +71,7 @@ def speculate(
 @torch.inference_mode()
 def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
-) -> Iterator[None]:
+) -> None:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
     captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
@@ -84,7 +85,6 @@ def draft_and_verify(
                             on_cycle(cycle)
                 sequence.writer.flush()
             loop.finish()
-            yield
 
 
 class Loop:
@@ -99,19 +99,21 @@ class Loop:
     def step(self) -> list[list[tuple[Cycle, Tensor | None]]]:
         """One cycle for every sequence (a captured loop may return several), with the logits that its tokens were
         emitted from, if these are wanted."""
-        sequences, drafter, watch = self.sequences, self.drafter, Stopwatch(self.model.device)
+        sequences, drafter = self.sequences, self.drafter
         size = self.controller.choose([sequence.id for sequence in sequences]) if self.controller else self.k
         depths = [min(size, sequence.room) for sequence in sequences]
-        with watch("draft"):
-            self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
-        with watch("verify"):
-            self.logits, hidden = self.forward()
-            drafter.while_verifying(sequences, self.drafts)  # launched is not finished: on a GPU that pass still runs
-        with watch("sample"):
-            raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
-            self.cycles = self.judge()
-            self.keep()
-        watch.note(self.cycles)
+        clock = Clock("draft", "verify", "sample", device=self.model.device)
+        self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
+        clock.lap("draft")
+        self.logits, hidden = self.forward()
+        drafter.while_verifying(sequences, self.drafts)  # launched is not finished: on a GPU that pass still runs
+        clock.lap("verify")
+        raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
+        self.cycles = self.judge()
+        self.keep()
+        clock.lap("sample")
+        for cycle in self.cycles:
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = clock.seconds.values()
         if self.controller:
             self.learn(size, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
@@ -186,42 +188,6 @@ class Loop:
     def close(self) -> None:
         for sequence in self.sequences:  # none, unless something went wrong
             self.drafter.forget(sequence.id)
-
-
-def stream(
-    model: Model,
-    prompt,
-    max_new_tokens: int | None = None,
-    *,
-    drafter: Drafter | None = None,
-    k: int | str = 4,
-    params: SamplingParams | None = None,
-    **options,
-) -> Iterator[str]:
-    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
-    the iteration is to stop generating."""
-    params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    sequences, batched = prepare(model, prompt, params)
-    if batched or model.tokenizer is None:
-        raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
-    if drafter is not None:
-        check(model, drafter, k)
-    sequences[0].writer.stream = (pieces := []).append
-    steps = draft_and_verify(model, sequences, drafter, k, params) if drafter else decode(model, sequences, params)
-
-    def each() -> Iterator[str]:  # a generator inside: what is wrong is said before the first piece is asked for
-        for _ in steps:
-            yield from pieces
-            pieces.clear()
-
-    return each()
-
-
-def check(model: Model, drafter: Drafter, k: int | str) -> None:
-    """Before any work: can this drafter draft so far for this model?"""
-    check_drafter(model, drafter)
-    most = deepest(model)
-    require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
 
 
 def deepest(model: Model) -> int:

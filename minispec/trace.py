@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -18,30 +17,21 @@ from .tree import Draft
 
 def synchronize(device) -> None:
     """Wait until the device has done what it was asked to."""
-    kind = torch.device(device).type
-    if kind == "cuda":
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
-    elif kind == "mps":
-        torch.mps.synchronize()
 
 
-class Stopwatch:
-    """Seconds of the parts of a cycle: `with watch("draft"): …`. Waits for the device, whose work may end later."""
+class Clock:
+    """Divides time among parts: each ends with a lap. With a device, waits for it, whose work may end later."""
 
-    def __init__(self, device="cpu"):
-        self.device, self.seconds = device, {}
+    def __init__(self, *parts: str, device="cpu"):
+        self.seconds, self.device, self.last = dict.fromkeys(parts, 0.0), device, time.perf_counter()
 
-    @contextmanager
-    def __call__(self, part: str):
-        start = time.perf_counter()
-        yield
+    def lap(self, part: str) -> None:
         synchronize(self.device)
-        self.seconds[part] = time.perf_counter() - start
-
-    def note(self, cycles: Iterable[Cycle]) -> None:
-        for cycle in cycles:
-            for part, seconds in self.seconds.items():
-                setattr(cycle, f"{part}_seconds", seconds)
+        now = time.perf_counter()
+        self.seconds[part] += now - self.last
+        self.last = now
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minispec.cache import attention, per_query_head
 from minispec.cli import options
-from minispec.drafters.dflash import DFlashHead, load_head
+from minispec.drafters.dflash import DFlashHead
 from minispec.load.handle import Model
 from minispec.model import Transformer
 
@@ -265,7 +265,7 @@ def run(args, target: Model) -> None:
         raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
     learnt, unseen = split_rows(Corpus.load(*args.corpus))
     if args.start:
-        head = load_head(target, args.start)
+        head = DFlashHead.load(target, args.start)
         asked = arguments.chosen(args, "block hidden_layers mlp head_vocab own_head")
         asked["layers"] = args.layers and len(args.layers)
         if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
@@ -292,7 +292,7 @@ def run(args, target: Model) -> None:
     train(head, Lessons(target.transformer, learnt, head.hidden_layers, **keep), folder=args.out, **how)
     folder = args.out / "model"
     head.save(target, folder, args.bits)
-    stored = load_head(target, folder)  # what is measured is what was stored
+    stored = DFlashHead.load(target, folder)  # what is measured is what was stored
     greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts
     measured = calibrate(target.transformer, stored, greedy if len(greedy) else unseen, every=args.every)
     head.save(target, folder, args.bits, **measured)

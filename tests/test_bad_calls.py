@@ -41,7 +41,6 @@ NAMES = [
     ("demo --model micro-medusa", "heads"),
     ("models get nonsense", "nonsense"),
     ("models get {folder}", "holds no model"),
-    ("handover --engine vllm --drafter ngram --model nothing", "model='nothing'"),
     ("hint 99.nothing", "99.nothing"),
     ("check 99", "99"),
     ("build nonsense", "nonsense"),
@@ -72,7 +71,6 @@ PATHS = [
     ("grade {submissions} --out h.csv --html h.csv", "ends in .csv"),
     ("demo --json {folder}", "is a folder"),
     ("measure --json nowhere/r.json", "make it first"),
-    ("handover --engine vllm --drafter ngram --model {tiny_int8} --export {file}", "a file is there where"),
 ]
 MODELS = [  # {x} is a copy of a tiny model with something wrong
     ("demo --model {folder}", "config.json"),

@@ -13,6 +13,7 @@ from torch import nn
 
 import minispec as ms
 from minispec.cpu import machine, panels, trials
+from minispec.cpu.int8 import Int8Linear
 from minispec.load import folder
 from minispec.load import quantize as q
 from minispec.load.folder import save_folder
@@ -30,6 +31,10 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def numba(monkeypatch):
     monkeypatch.setenv("MINISPEC_LINEAR", "numba")
+
+
+def int8_layer(linear):
+    return Int8Linear(*q.quantize(linear.weight.detach()), linear.bias)
 
 
 def normal(*shape, seed=0):
@@ -136,7 +141,7 @@ def test_a_layer():
     linear = nn.Linear(40, 23)
     with torch.no_grad():
         linear.weight.copy_(rows_of_all_sizes(23, 40))
-        small, weight = q.int8_layer(linear), rounded(linear.weight)
+        small, weight = int8_layer(linear), rounded(linear.weight)
         assert torch.equal(small.weight, weight)
         assert torch.equal(small.state_dict()["weight"], weight) and small.state_dict().keys() == {"weight", "bias"}
         for shape in ((40,), (2, 4, 40), (1, 9, 40), (50, 40), (0, 40)):
@@ -167,7 +172,7 @@ def test_changed_weights_are_noticed():
         lambda: layer.up_proj.scale.mul_(2),
         lambda: layer.down_proj.integers.neg_(),
         lambda: setattr(layer.gate_proj, "scale", layer.gate_proj.scale * 3),
-        lambda: setattr(layer, "up_proj", q.int8_layer(nn.Linear(32, 48))),
+        lambda: setattr(layer, "up_proj", int8_layer(nn.Linear(32, 48))),
     ]
     for step in steps:
         with torch.no_grad():

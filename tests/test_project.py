@@ -22,7 +22,6 @@ import minispec as ms
 import minispec_course
 from minispec import server
 from minispec.cli import options
-from minispec.parallel import handover
 
 try:
     import tomllib
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 19_444,  # the plan: 15,500
+    "minispec": 18_787,  # the plan: 15,500
     "minispec_course": 24_649,  # 213 of them are commands that minispec/cli had
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
@@ -248,7 +247,6 @@ def test_everything_public_is_there():
     code += "assert not {'transformers', 'huggingface_hub', 'numba', 'scipy'} & {*sys.modules}  # slow, seldom needed"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [*ms.drafters.DRAFTERS] == options.DRAFTERS
-    assert ((*handover.ENGINES,), handover.DRAFTERS) == (options.ENGINES, options.HANDED_OVER)
 
 
 # ---------------------------------------------------------------- versions

@@ -22,7 +22,6 @@ import torch
 
 import minispec as ms
 from minispec import drafters as D
-from minispec.drafters.dflash import load_head
 from minispec.trace import Trace
 from minispec_course import viz
 from minispec_course.check import mine, yours
@@ -285,7 +284,7 @@ def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tenso
 
 
 # %%
-blocks = load_head(target)
+blocks = D.DFlashHead.load(target)
 
 
 class DFlash:

@@ -17,7 +17,7 @@
 import torch
 
 import minispec as ms
-from minispec.parallel import handover, scaling
+from minispec.parallel import scaling
 from minispec.parallel.tensor import launch
 from minispec_course import viz
 from minispec_course.check import yours
@@ -332,15 +332,14 @@ viz.dashboard("16", tokens_per_second=rates["replicas"] if ms.device().type == "
 #
 # With DP attention SGLang's `--tp-size` counts all GPUs, and dp divides them; in vLLM the two multiply.
 #
-# `minispec handover` prints a command:
-
-# %%
-order = handover.Order(
-    drafter="model", model="meta-llama/Llama-3.1-70B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct", ranks=4
-)
-print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}")
-
-# %% [markdown]
+# In vLLM, a small Llama drafts for a large one on four GPUs like this:
+#
+# ```sh
+# vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4 \
+#     --speculative-config '{"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct",
+#         "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}'
+# ```
+#
 # `probabilistic` asks for draft tokens that are sampled from $q$, as in lesson 06. For a separate draft model vLLM insists on
 # the target's TP size. [The dictionary](../docs/handover.md) has SGLang's options. The names
 # follow the engines' sources; we did not run the engines.

@@ -1,4 +1,4 @@
-"""The command line: minispec demo | models | measure | why | serve | handover, and the commands of the course.
+"""The command line: minispec demo | models | measure | why | serve, and the commands of the course.
 
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
@@ -8,7 +8,6 @@ import sys
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from ..load.write import STDOUT, publish, require_writable
 from . import options
@@ -66,7 +65,7 @@ def parser() -> Parser:
     options.add_json(sub)
 
     sub = command("why", why, "why speculation is not faster: suspects, from a server's log or metrics")
-    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; -; http://127.0.0.1:PORT")
+    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; - reads from a pipe")
     options.add(sub, "plain", options.text, None, "this load without speculation: such an input, or ms per token", "X")
     options.add(sub, "k", options.count, None, "draft tokens per cycle", "K")
     rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
@@ -78,7 +77,6 @@ def parser() -> Parser:
     options.add_json(sub)
 
     _serve_options(command("serve", serve, "serve a model over HTTP, as OpenAI's API does, with speculation"))
-    _handover_options(command("handover", handover, "the same speculation as a command or script of a real engine"))
 
     return top
 
@@ -109,21 +107,6 @@ def _serve_options(sub: Parser) -> None:
     add("drain", options.positive, 10.0, "after SIGTERM or Ctrl-C, seconds for open requests to end", "S")
     warm = "compile and capture before listening what the first requests would wait for (default: yes)"
     sub.add_argument("--warm-up", action=BooleanOptionalAction, default=True, help=warm)
-
-
-def _handover_options(sub: Parser) -> None:
-    sub.add_argument("--engine", choices=options.ENGINES, required=True)
-    sub.add_argument("--drafter", choices=options.HANDED_OVER, required=True)
-    options.add_model(sub)
-    options.add_draft(sub, help="the draft model of --drafter model")
-    sub.add_argument("--heads", metavar="FOLDER", help="of --drafter medusa, eagle or dflash: a folder or a name")
-    options.add_draft_length(sub, auto=False)
-    options.add(sub, "n-max", options.count, 3, "of ngram")
-    options.add(sub, "n-min", options.count, 1, "of ngram")
-    options.add(sub, "ranks", options.count, 1, "GPUs that share the target")
-    options.add_prompt(sub, help="of the script")
-    options.add_tokens(sub, 64, "of the script")
-    sub.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
 
 
 # ---------------------------------------------------------------- the commands
@@ -191,10 +174,3 @@ def serve(args) -> None:
     from ..server.process import serve
 
     serve(args)
-
-
-def handover(args) -> None:
-    from ..parallel.handover import Order, hand_over
-
-    asked = {name: getattr(args, name) for name in Order.__dataclass_fields__}
-    print(hand_over(args.engine, Order(**asked), args.export))

@@ -13,9 +13,8 @@ from reprlib import repr as shortened
 
 from ..load.write import STDOUT
 
-# Names that drafters/ and parallel/handover.py own, listed here because to import those is to import torch.
+# Names that drafters/ owns, listed here because to import it is to import torch.
 DRAFTERS = "model ngram suffix early-exit quantized cascade lookahead medusa eagle dflash dflash2 dspark mtp".split()
-ENGINES, HANDED_OVER = ("vllm", "sglang", "transformers"), ("ngram", "suffix", "model", "medusa", "eagle", "dflash")
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,7 +103,7 @@ INT8 = "on a CPU: round the target's matrices to int8, another model with a quar
 JSON = "write the result to FILE as JSON, too; without FILE print it instead"
 add_model = shared("model", text, "micro", "the target", "MODEL", ": a known name, a folder, or a hub id")
 add_draft = shared("draft", text, None, f"the draft model {SHIPPED}", "MODEL")
-add_device = shared("device", text, None, "cpu, cuda, cuda:1 or mps; else cuda where there is one, or cpu", "DEVICE")
+add_device = shared("device", text, None, "cpu, cuda or cuda:1; else cuda where there is one, or cpu", "DEVICE")
 add_weights = shared("weights", str, None, f"{INT8} (default: as they are)", None, choices=("int8",))
 add_prompt = shared("prompt", text, "Once upon a time", "how the text begins", "TEXT")
 add_tokens = shared("tokens", count, 64, "how many to generate")

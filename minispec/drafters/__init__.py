@@ -31,14 +31,9 @@ DRAFTERS = {  # by their names on the command line, each with what ships for its
     "quantized": lambda target, draft: Quantized(target),
     "cascade": lambda target, draft: Cascade(NGram(), draft),
     "lookahead": lambda target, draft: Lookahead(target),
-    "medusa": lambda target, heads: Medusa(target, heads),  # None: heads that come with some targets
-    "eagle": lambda target, heads: Eagle(target, heads),
-    "dflash": lambda target, heads: DFlash(target, heads),
-    "dflash2": lambda target, heads: DFlash2(target, heads),
-    "dspark": lambda target, heads: DSpark(target, heads),
-    "mtp": lambda target, heads: MTP(target, heads),
 }
-HEADED = ("medusa", "eagle", "dflash", "dflash2", "dspark", "mtp")
+HEADED = {"medusa": Medusa, "eagle": Eagle, "dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark, "mtp": MTP}
+DRAFTERS |= HEADED  # called with the target and heads; None: those that come with some targets
 
 
 def shipped_draft(model: str) -> str | None:

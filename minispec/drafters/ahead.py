@@ -20,9 +20,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..processors.drafts import process
 from ..require import require, whole
-from ..sampling import Sampling, distributions
+from ..sampling import Sampling
 from ..sequence import Sequence
 from ..speculate import LONGEST
 from ..tree import Draft, cut
@@ -103,15 +102,11 @@ class Ahead(Drafter):
 
     def _likeliest(self, sequences: list[Sequence], drafts: list[Draft]) -> list[list[list[int]]]:
         """The tokens that the likeliest outcomes emit, of every sequence. All of a draft is in the memory then."""
-        memory, texts = self.inner.memory, {}
-        for c, draft in zip(sequences, drafts, strict=True):
-            memory.lengths[c.id] = min(memory.lengths[c.id], len(c.tokens) - 1)
-            texts[c.id] = c.tokens + draft.tokens
-        memory.make_room({id: len(tokens) for id, tokens in texts.items()})
-        new = {id: tokens[memory.lengths[id] :] for id, tokens in texts.items()}
-        logits = memory.forward(new, [1 + len(draft.tokens) for draft in drafts])  # [B, n+1, V]
-        process(logits, sequences, drafts)
-        q = distributions(logits, [RAW if c.sampling.greedy else c.sampling for c in sequences])  # [B, n+1, V]
+        lengths = self.inner.memory.lengths
+        for c in sequences:
+            lengths[c.id] = min(lengths[c.id], len(c.tokens) - 1)
+        samplings = [RAW if c.sampling.greedy else c.sampling for c in sequences]
+        q = self.inner.read_drafts(sequences, drafts, samplings)  # [B, n + 1, V]
         V, found = q.shape[-1], []
         for c, draft, own in zip(sequences, drafts, q, strict=True):
             n = len(draft.tokens)

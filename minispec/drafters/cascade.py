@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..load.handle import Model
-from ..processors.drafts import process
 from ..require import require_counts
-from ..sampling import Sampling, distributions, pad, uniforms
+from ..sampling import Sampling, pad, uniforms
 from ..sequence import NO_DRAFT, Sequence
 from ..speculate import propose
 from ..tree import stack
@@ -46,7 +45,7 @@ class Cascade(DraftModel):
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
             room = [ends[c.id] - len(c.tokens) - 1 for c in now]
             drafts = self._ask_inner(now, room)
-            p = self._forward(now, drafts)  # [b, n + 1, V]
+            p = self.read_drafts(now, drafts, [c.sampling for c in now])  # [b, n + 1, V], the middle model's
             guessed, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
             if q_inner is not None:
@@ -84,15 +83,6 @@ class Cascade(DraftModel):
         if any(draft.parents is not None for draft in drafts):
             raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
         return drafts
-
-    def _forward(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """One pass of the middle model over what is new: its distributions after the last token and every draft."""
-        whole = {c.id: c.tokens + draft.tokens for c, draft in zip(sequences, drafts, strict=True)}
-        self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
-        new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
-        logits = self.memory.forward(new, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
-        process(logits, sequences, drafts)
-        return distributions(logits, [c.sampling for c in sequences])
 
     def capture(self) -> None:
         super().capture()

@@ -134,34 +134,25 @@ def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
     return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
 
 
-load_head = DFlashHead.load
-
-
 class DFlash(HeadDrafter):
     """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together, as a token
-    tree, which costs the drafter nothing: one pass has scored every blank. Without, it drafts a chain: the likeliest
-    token of each blank. Nothing is sampled, so q is one-hot even where the target samples.
+    With `tree` (the default), the `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES)
+    go to the target together, as a token tree, which costs the drafter nothing: one pass has scored every blank.
+    Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled, so q is one-hot even where the
+    target samples.
     """
 
     head = DFlashHead
 
     def __init__(
-        self,
-        target: Model,
-        heads: DFlashHead | str | Path | None = None,
-        block: int | None = None,
-        tree: bool = True,
-        nodes: int | None = None,
+        self, target: Model, heads: DFlashHead | str | Path | None = None, tree: bool = True, nodes: int | None = None
     ):
         nodes = tree_size(nodes, target.device)
         require_counts(nodes=nodes)
         self.tree, self.nodes, self.heads = tree, nodes, self.head.load(target, heads)
         super().__init__(target, self.heads.config.hidden_size, self.heads.hidden_layers)
-        self.block = self.heads.block if block is None else block
-        require(2 <= self.block <= self.heads.block, f"2 to {self.heads.block}, as the heads were trained", block=block)
+        self.block = self.heads.block
         self.head_rows = self.heads.head_rows(target.transformer)
         self.memory = StateCache(self.heads.config, target.device, self.heads.dtype)
 
@@ -203,10 +194,6 @@ class DFlash(HeadDrafter):
 
     def last(self, sequences: list[Sequence]) -> Tensor:
         return torch.tensor([[c.tokens[-1]] for c in sequences], device=self.target.device)  # [b, 1]
-
-    def score(self, sequences: list[Sequence]) -> Tensor:
-        """The logits of every blank [b, B − 1, v]."""
-        return linear(self.states(sequences), self.head_rows)
 
     @torch.inference_mode()
     def states(self, sequences: list[Sequence]) -> Tensor:

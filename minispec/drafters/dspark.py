@@ -43,15 +43,9 @@ class DSpark(DFlash):
 
     head = DSparkHead
 
-    def __init__(
-        self,
-        target: Model,
-        heads: DSparkHead | str | Path | None = None,
-        block: int | None = None,
-        confidence: float = 0.05,
-    ):
+    def __init__(self, target: Model, heads: DSparkHead | str | Path | None = None, confidence: float = 0.05):
         require(real(confidence, 0, 1), "a number from 0 (never stop early) to 1", confidence=confidence)
-        super().__init__(target, heads, block, tree=False)
+        super().__init__(target, heads, tree=False)
         self.confidence = confidence
         head, self.embedding = self.heads, target.transformer.embed_tokens.weight
         self.after = head.pairs.after(torch.arange(len(head.head_ids), device=target.device), self.head_rows)  # [v, r]

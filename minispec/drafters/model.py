@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..load.handle import Model
 from ..processors.constraint import common
-from ..processors.drafts import process_next
+from ..processors.drafts import process, process_next
 from ..sampling import Sampling, distributions, largest, pad, pick, uniforms
 from ..sequence import Sequence
 from .base import Draft, Drafter
@@ -110,6 +110,16 @@ class DraftModel(Drafter):
 
         return sample_chains(score, sequences, k, self.sampling)
 
+    def read_drafts(self, sequences: list[Sequence], drafts: list[Draft], samplings: list[Sampling]) -> Tensor:
+        """One pass over what is new of each sequence and its draft, as a target verifies it: the distributions after
+        the last token and after every draft token, [b, n + 1, V]."""
+        whole = {c.id: c.tokens + draft.tokens for c, draft in zip(sequences, drafts, strict=True)}
+        self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
+        new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
+        logits = self.memory.forward(new, [1 + len(draft.tokens) for draft in drafts])
+        process(logits, sequences, drafts)
+        return distributions(logits, samplings)
+
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
         if id in self.committed:  # taken out: a cycle that was not drafted for changes nothing
@@ -134,11 +144,8 @@ class DraftModel(Drafter):
 
     def capture(self) -> None:
         if isinstance(self.memory, ContiguousMemory) and not self.memory.lengths and self.draft.transformer.ordinary:
-            self.memory = self.captured_memory()
+            self.memory = self.draft.capturer().draft_memory(self.pass_tokens)
         super().capture()
-
-    def captured_memory(self):
-        return self.draft.capturer().draft_memory(self.pass_tokens)
 
 
 def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:

@@ -301,8 +301,6 @@ def flash_decode(
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Attention of T new tokens over contiguous memory: [B, H, T, D], as `flash_decode_torch`."""
-    if k.dim() != 4 or k.shape[0] != q.shape[0]:
-        raise ValueError(f"k is {list(k.shape)}, q {list(q.shape)}: give both with one row for each text, [B, …]")
     _, heads, capacity, _ = k.shape
     return _launch(q, k, v, None, lengths, mask, splits, tiling, heads=heads, capacity=capacity, strides=k.stride())
 
@@ -402,10 +400,11 @@ def card(device: torch.device) -> Card:
 def _launch(
     q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capacity: int, strides, ragged=None, rows=None
 ) -> Tensor:
-    """Check, choose, and run the kernels. strides: of a row or block, a head, a slot and a number of k. ragged: where
+    """Choose, and run the kernels. strides: of a row or block, a head, a slot and a number of k. ragged: where
     the queries of each sequence begin in a q of one row, and how many they are."""
     B = len(lengths) if ragged else len(q)
-    _check(q, k, v, tables, lengths, mask, heads, splits, ragged or ())
+    if reason := unavailable(q.device):
+        raise ValueError(f"q is on {q.device}: {reason}; call the reference version, whose name ends in _torch")
     _, H, T, D = q.shape
     G, width = H // heads, max(16, triton.next_power_of_2(D))
     sms, shared = card(q.device)
@@ -478,27 +477,3 @@ def default_tiling(dtype: torch.dtype, rows: int, width: int, shared: int) -> tu
     while tiling.tile > least.tile and shared_bytes(tiling, dtype, rows, width) > shared:
         tiling = tiling._replace(tile=tiling.tile // 2)
     return rows, tiling if rows <= MOST_ROWS else tiling._replace(warps=2 * tiling.warps)
-
-
-def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, ragged=()) -> None:
-    """A kernel reads where it is told to, so what does not fit together is refused."""
-    if reason := unavailable(q.device):
-        raise ValueError(f"q is on {q.device}: {reason}; call the reference version, whose name ends in _torch")
-    (rows, H, T, D), B = q.shape, len(lengths)
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype or INTERPRETED * (q.dtype == torch.bfloat16):
-        kinds = "float16 or float32 (the interpreter)" if INTERPRETED else "bfloat16, float16 or float32"
-        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give all in {kinds}")
-    strided = q.stride(3) != 1 or k.stride(3) != 1 or v.stride() != k.stride()
-    if k.shape[3] != D or H % heads or v.shape != k.shape or strided:
-        raise ValueError(
-            f"q is {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: give k and v of one shape and layout, with "
-            "the queries' last dimension, contiguous, and a number of heads that divides theirs"
-        )
-    for tensor in (lengths, *([] if tables is None else [tables]), *ragged):
-        wrong = tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device
-        if wrong or len(tensor) != B or (rows != B and not ragged):
-            raise ValueError(f"give whole numbers on {q.device}, one contiguous row for each of {B} sequences")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape[-2] != T or mask.shape[:-2] not in ((), (B,))):
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
-    if splits is not None and not 1 <= splits <= MOST_SPLITS:
-        raise ValueError(f"splits={splits}: give a number from 1 to {MOST_SPLITS}, or None")

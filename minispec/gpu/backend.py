@@ -133,7 +133,7 @@ class Backend:
         if asked and not self.told:
             self.told = True
             warnings.warn(
-                "penalties, biases, bad words, constraints and min_new_tokens are applied by the host: `generate` "
+                "penalties, biases, constraints and min_new_tokens are applied by the host: `generate` "
                 "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
                 stacklevel=2,
             )

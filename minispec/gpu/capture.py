@@ -9,7 +9,8 @@ process, without garbage collection; graphs that die meanwhile are freed afterwa
 leaves behind is given up, pool and stream, before it is tried once more. If that fails too, the work is done eagerly.
 
 A model's memory on the device is lent to one call at a time (`Lease`). Another thread's call waits for it; a call from
-within (a stream's callback), or beside a stream that nobody reads on, decodes eagerly instead, in memory of its own.
+within (a stream's callback), or by somebody for whom that callback waits, decodes eagerly instead, in memory of its
+own.
 """
 
 from __future__ import annotations

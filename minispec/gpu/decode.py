@@ -38,13 +38,11 @@ class DeviceSampling:
     """A Sampling whose numbers are on the device: what was captured with it serves every other with the same steps."""
 
     def __init__(self, sampling: Sampling, device: torch.device):
-        self.kind, self.greedy, self.steps = kind_of(sampling), sampling.greedy, sampling.steps
+        self.greedy, self.steps = sampling.greedy, sampling.steps
         self.numbers = torch.zeros(4, dtype=torch.float64, device=device)
         self.set(sampling)
 
     def set(self, sampling: Sampling) -> None:
-        if kind_of(sampling) != self.kind:
-            raise ValueError(f"{sampling} takes other steps than what was captured: make a new decoder for it")
         self.numbers.copy_(torch.tensor([max(sampling.temperature, COLDEST), *sampling.cuts], dtype=torch.float64))
 
     def unchecked_probs(self, logits: Tensor) -> Tensor:
@@ -98,8 +96,6 @@ class FastDecoder:
     def start(self, prompts: Sequence[Sequence[int]], seed=None, sampling=None) -> None:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
-        if len(prompts) != self.target.batch:
-            raise ValueError(f"{len(prompts)} prompts for {self.target.batch} sequences in memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
         if sampling is not None:
             self.sampling.set(sampling)
@@ -261,15 +257,11 @@ class Speculator(FastDecoder):
 
 
 class FastSpeculator(Speculator):
-    """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended."""
+    """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended. It has the
+    target's vocabulary and batch size, and memory for at least as many tokens."""
 
     @on_the_device
     def __init__(self, target: FastTransformer, draft: FastTransformer, k=4, sampling=None, draft_sampling=None):
-        alike = target.config.vocab_size == draft.config.vocab_size and target.batch == draft.batch
-        if target is draft or not alike or draft.capacity < target.capacity:
-            raise ValueError("draft: give a FastTransformer of its own with target's tokens, batch size and capacity")
-        if not 1 <= k < target.capacity:
-            raise ValueError(f"k={k!r}: give a draft length from 1 to {target.capacity - 1}")
         self.draft, self.k, self.most = draft, k, k + 1
         self.draft_sampling = draft_sampling or sampling or Sampling()  # for `numbers`
         # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.

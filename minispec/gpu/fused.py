@@ -100,18 +100,14 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
-    if transformer.config.experts is not None:
-        raise ValueError(
-            f"{name} is a mixture of experts, and the fused GPU pass has one MLP per layer: leave `fast` "
-            "out, it decodes with the reference then"
-        )
-    if transformer.config.delta is not None:
-        raise ValueError(f"{name} has recurrent layers, which no captured pass computes: leave `fast` out")
-    if not transformer.ordinary:
-        raise ValueError(
-            f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
-            "would lose: leave `fast` out, it decodes as usual then"
-        )
+    c, own = transformer.config, "computes its products in its own way (cut up, quantised …)"
+    for wrong, said in (
+        (c.experts is not None, "is a mixture of experts, and the fused GPU pass has one MLP per layer"),
+        (c.delta is not None, "has recurrent layers, which no captured pass computes"),
+        (not transformer.ordinary, f"{own}, which fused weights would lose"),
+    ):
+        if wrong:
+            raise ValueError(f"{name} {said}: leave `fast` out, it decodes as usual then")
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -23,10 +23,8 @@ def read_dflash(target: Model, folder: Path, module: type):
     if not config.qk_norm:
         said = f"{found.config_file}: model_type={found.raw.get('model_type')!r}"
         raise ValueError(f"{said}: give a drafter of qwen3's layers, with norms on queries and keys")
-    found.choose(
-        target_hidden_size=config.hidden_size, **{} if module.kind == "dspark" else {"sample_from_anchor": False}
-    )
-    more, names = {"dflash2": selector, "dspark": markov}.get(module.kind, lambda _: {})(found), NAMES[module.kind]
+    found.choose(target_hidden_size=config.hidden_size)
+    more, names = {"dflash": plain, "dflash2": selector, "dspark": markov}[module.kind](found), NAMES[module.kind]
     mask, layers, block = settings(found, target.config.num_layers)
     head_ids = found.draft_tokens(config.vocab_size)
     own_head = len(head_ids) != config.vocab_size
@@ -111,9 +109,7 @@ def write_dflash(head, target: Model, folder: str | Path, verifier: str | None =
     if not head.public:
         wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
         raise ValueError(f"{wrong}: train one with `python -m recipes dflash --public`")
-    names = {"dflash": {}, "dflash2": SELECTOR, "dspark": MARKOV}[head.kind] | {
-        "context_norm.weight": "hidden_norm.weight"
-    }
+    names = NAMES[head.kind] | {"context_norm.weight": "hidden_norm.weight"}
     tensors, more = {names.get(name, name): weight for name, weight in head.named_parameters()}, {}
     if head.kind != "dflash":
         tensors, more = with_tables(head, target, tensors, names)

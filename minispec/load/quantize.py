@@ -35,11 +35,6 @@ def dequantize(integers: Tensor, scale: Tensor) -> Tensor:
     return blocks.view(rows, columns)
 
 
-def int8_layer(linear: nn.Linear) -> Int8Linear:
-    """A linear layer with its weight rounded to int8, one scale per row."""
-    return Int8Linear(*quantize(linear.weight.detach()), linear.bias)
-
-
 def to_int8(transformer: Transformer) -> Transformer:
     """The same model object with every matrix of the layers and of the LM head in int8; the float32 ones are let go.
 
@@ -51,6 +46,6 @@ def to_int8(transformer: Transformer) -> Transformer:
     for module in list(transformer.modules()):
         for name, part in module.named_children():
             if isinstance(part, nn.Linear):
-                setattr(module, name, int8_layer(part))
+                setattr(module, name, Int8Linear(*quantize(part.weight.detach()), part.bias))  # a scale per row
     transformer.config = replace(transformer.config, tie_embeddings=False)
     return transformer

@@ -1,1 +1,1 @@
-"""Beyond one device: tensor and expert parallelism, scaling laws, and the way to a production engine."""
+"""Beyond one device: tensor and expert parallelism, and scaling laws."""

@@ -13,15 +13,12 @@ So every rank sees the same logits and, from the same seed, draws the same numbe
 know that they run on many ranks. torch.distributed.tensor.parallel calls the two cuts ColwiseParallel and
 RowwiseParallel. Here the collectives stand in the open, without DTensor's bookkeeping around them.
 
-    torchrun --nproc-per-node 2 -m minispec.parallel.tensor --model micro --draft micro-draft --prompt "Once upon"
+docs/package.md has a script for torchrun.
 """
 
-import argparse
 import math
 import os
 import pickle
-import random
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,13 +30,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from ..drafters import Model as ModelDrafter
-from ..generate import generate
 from ..load.folder import default_dtype
 from ..load.folder import load as load_model
 from ..load.handle import Model
 from ..model import Config, Linear, Transformer
-from ..speculate import speculate
 
 PATIENCE = 20  # seconds without an answer until a rank gives the others up
 
@@ -196,52 +190,3 @@ def _be_a_rank(rank: int, ranks: int, folder: str, patience: float, function: Ca
     result = function(*arguments)
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
     dist.destroy_process_group()
-
-
-# ---- the command -------------------------------------------------------------------------------------------------
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """What every rank of `torchrun -m minispec.parallel.tensor` does. The first one speaks."""
-    top = argparse.ArgumentParser("torchrun --nproc-per-node N -m minispec.parallel.tensor", description=main.__doc__)
-    top.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
-    top.add_argument("--draft", help="a draft model, cut like the target; without one, plain decoding")
-    top.add_argument("--prompt", default="Once upon a time", help="(default: %(default)s)")
-    top.add_argument("--k", type=int, default=4, help="draft tokens per cycle (default: %(default)s)")
-    top.add_argument("--tokens", type=int, default=64, help="how many to generate (default: %(default)s)")
-    top.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
-    top.add_argument("--seed", type=int, help="the same seed gives the same output (default: another one every time)")
-    args = top.parse_args(argv)
-    if "RANK" not in os.environ:
-        top.error("this runs on several ranks: start it with torchrun, as above")
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    try:
-        join(rank, ranks)
-        seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-        seed = torch.tensor(seed, device=my_device())
-        dist.broadcast(seed, 0)  # one rank's random numbers for all
-        target = load(args.model)
-        sampling = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
-        if args.draft:
-            out = speculate(target, args.prompt, ModelDrafter(load(args.draft)), args.k, **sampling)
-        else:
-            out = generate(target, args.prompt, **sampling)
-        kv = target.transformer.new_cache(1, 1).bytes_per_token
-        said = f"{ranks} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values per token on each"
-        if out.trace is not None:
-            said += f", {out.trace.tokens_per_cycle:.2f} tokens per cycle"
-        if rank == 0:
-            print(f"{args.prompt}{out.text}\n\n{said}")
-        dist.destroy_process_group()
-        return 0
-    except ValueError as error:
-        print(f"minispec: rank {rank}: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:  # a broken connection or a time-out; torchrun then ends whoever is left
-        lost = f"another rank died or did not answer for {PATIENCE} s ({str(error).splitlines()[0]})"
-        print(f"minispec: rank {rank} of {ranks} gives up, {lost}", file=sys.stderr, flush=True)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

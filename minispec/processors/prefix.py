@@ -6,15 +6,14 @@ In the order of vLLM:
     repetition_penalty    z(x) = z(x)/r if z(x) > 0 else z(x)·r          for x in prompt or output
     frequency_penalty     z(x) −= f · (how often x is in the output)
     presence_penalty      z(x) −= s                                       for x in the output
-    forbidden             z(x) = −∞: end tokens before min_new_tokens, the last token of a bad word after the others of
-                          it, and what a constraint does not allow
+    forbidden             z(x) = −∞: end tokens before min_new_tokens, and what a constraint does not allow
 
 All but the bias depend on the prefix, so they differ from one position of a draft to the next. Plain decoding meets the
 prefixes one after the other. A verify pass meets them all at once: node i of a draft is judged by the logits after the
 output so far and the nodes above i, so these must be processed as plain decoding would process them there, with exactly
 that prefix. Then p is the same distribution in both, and the verifier does the rest.
 
-A constraint has the last word. Where min_new_tokens and bad words leave nothing of what it allows, they yield.
+A constraint has the last word. Where min_new_tokens leaves nothing of what it allows, it yields.
 """
 
 import json
@@ -30,7 +29,7 @@ from .constraint import After, follower
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")
-FIELDS = (*PENALTIES, "logit_bias", "bad_words", "bad_words_ids", *CONSTRAINTS)  # of SamplingParams
+FIELDS = (*PENALTIES, "logit_bias", *CONSTRAINTS)  # of SamplingParams
 
 
 class Processors:
@@ -42,7 +41,6 @@ class Processors:
         self.ends = sorted(token for token in ends if 0 <= token < self.size)
         self.always = params.by_prefix
         self.penalised = any(getattr(params, name) != nothing for name, nothing in PENALTIES.items())
-        self.words = [*params.bad_words_ids, *spellings(model, params.bad_words)]
         self.bias = torch.zeros(self.size, dtype=torch.float64)
         for token, bias in params.logit_bias:
             known = f"tokens up to {self.size - 1}, where the vocabulary of {model.name} ends"
@@ -78,10 +76,7 @@ class Processors:
     def forbidden(self, output: Sequence[int], real: bool = False) -> Tensor | None:
         """The tokens that cannot come after this output, [V] bool; None: any may. Where no token can, a real output is
         an error; what is drafted after it does not matter."""
-        ids = list(self.ends) if len(output) < self.params.min_new_tokens else []
-        for *begun, last in self.words:
-            if not begun or [*self.prompt, *output][-len(begun) :] == begun:
-                ids.append(last)
+        ids = self.ends if len(output) < self.params.min_new_tokens else []
         allowed = self.constraint and self.constraint.allowed(output)
         if allowed is not None and not bool(allowed.any()):
             if real:
@@ -108,18 +103,6 @@ class Processors:
         return kept
 
 
-def spellings(model: Model, words: Sequence[str]) -> list[list[int]]:
-    """Bad words as tokens, at the start of a text and after a space, as vLLM spells them."""
-    if words and model.tokenizer is None:
-        raise ValueError(f"bad_words={words!r} need a tokenizer and {model.name} has none: use bad_words_ids")
-    found = [
-        model.tokenizer.encode(text, add_special_tokens=False).ids
-        for word in words
-        for text in (word, " " + word.lstrip())
-    ]
-    return [list(ids) for ids in dict.fromkeys(map(tuple, found)) if ids]
-
-
 # ---- what a request may ask for --------------------------------------------------------------------------------------
 
 
@@ -136,12 +119,7 @@ def checked(params) -> dict:
     pairs = tuple(given.items() if isinstance(given, dict) else given)
     fits = all(whole(token) and real(bias) for token, bias in pairs)
     require(fits, "{token id: number to add to its logit}", logit_bias=given)
-    words = (params.bad_words,) if isinstance(params.bad_words, str) else tuple(params.bad_words)
-    require(all(isinstance(word, str) and word for word in words), "strings that are not empty", bad_words=words)
-    ids = tuple(map(tuple, params.bad_words_ids))
-    fits = all(word and all(map(whole, word)) for word in ids)
-    require(fits, "lists of token ids, none of them empty", bad_words_ids=ids)
-    kept = dict(logit_bias=pairs, bad_words=words, bad_words_ids=ids)
+    kept = dict(logit_bias=pairs)
     if sum(getattr(params, name) is not None for name in CONSTRAINTS) > 1:
         raise ValueError(f"give one of {', '.join(CONSTRAINTS)}: an output follows one constraint")
     if (tag := params.constrain_after) is not None:

@@ -28,6 +28,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..require import require_counts
+
 
 @dataclass
 class Table:
@@ -66,16 +68,11 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
 
 
-def at_least(name: str, value: int, least: int, because: str = "") -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}{because}")
-
-
 class IntegrityError(AssertionError):
     """The books do not balance: a bug, never a user's mistake."""
 
 
-def require(holds: bool, otherwise: str) -> None:
+def check(holds: bool, otherwise: str) -> None:
     if not holds:
         raise IntegrityError(otherwise)
 
@@ -84,8 +81,7 @@ class BlockPool:
     """All blocks, and the tables of all requests."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True):
-        at_least("num_blocks", num_blocks, 1)
-        at_least("block_size", block_size, 1)
+        require_counts(num_blocks=num_blocks, block_size=block_size)
         self.num_blocks, self.block_size, self.enable_prefix_caching = num_blocks, block_size, enable_prefix_caching
         self.tables: dict[Hashable, Table] = {}
         self.refcount = [0] * num_blocks
@@ -246,24 +242,24 @@ class BlockPool:
         """Every block is counted once: in tables, cached or free; hashes agree; what is written is not shared."""
         entries = Counter(block for table in self.tables.values() for block in table.blocks)
         for block, count in enumerate(self.refcount):
-            require(count == entries[block], f"block {block} is in {entries[block]} tables, its refcount says {count}")
+            check(count == entries[block], f"block {block} is in {entries[block]} tables, its refcount says {count}")
         free, cached, used = set(self.free_blocks), set(self.cached_blocks), set(entries)
-        require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
-        require(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
+        check(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
+        check(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
         named = {block: name for name, blocks in self.blocks_of.items() for block in blocks}
-        require(named == self.hash_of and all(self.blocks_of.values()), "the directions of the hash map disagree")
-        require(cached <= named.keys() and not free & named.keys(), "cached must mean free and hashed")
-        require(len({named[block] for block in cached}) == len(cached), "the same tokens are cached twice")
+        check(named == self.hash_of and all(self.blocks_of.values()), "the directions of the hash map disagree")
+        check(cached <= named.keys() and not free & named.keys(), "cached must mean free and hashed")
+        check(len({named[block] for block in cached}) == len(cached), "the same tokens are cached twice")
         for request, table in self.tables.items():
             name, hashed = f"request {request!r}", table.length // self.block_size if self.enable_prefix_caching else 0
-            require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
-            require(table.length <= table.reserved <= len(table.blocks) * self.block_size, f"{name} has too few blocks")
-            require(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
+            check(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
+            check(table.length <= table.reserved <= len(table.blocks) * self.block_size, f"{name} has too few blocks")
+            check(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
             for block, known in zip(table.blocks, table.hashes, strict=False):
-                require(named.get(block, known) == known, f"{name} holds block {block} under another hash")
+                check(named.get(block, known) == known, f"{name} holds block {block} under another hash")
             for block in table.blocks[self.blocks_for(table.length) :]:  # to be written in the coming pass
                 alone = self.refcount[block] == 1 and block not in named
-                require(alone, f"{name} is about to write into block {block}, which others can see")
+                check(alone, f"{name} is about to write into block {block}, which others can see")
 
     def stats(self) -> PoolStats:
         filled: dict[int, int] = {}  # block → slots that hold something: the fullest view of it counts

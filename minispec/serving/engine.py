@@ -41,12 +41,13 @@ from ..drafters.base import Drafter
 from ..generate import is_one, prepare
 from ..load.handle import Model
 from ..output import Output
-from ..require import require as require_value
+from ..require import require, require_whole
 from ..sampling import SamplingParams, emitting_positions
 from ..sequence import Sequence
 from ..speculate import LONGEST, check_drafter, check_rule, deepest
-from .blocks import BlockPool, at_least, require
-from .metrics import PARTS, Clock, Metrics, StepRecord
+from ..trace import Clock
+from .blocks import BlockPool, check
+from .metrics import PARTS, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
 from .runner import Runner, logits_of
 from .scheduler import FINISHED, POLICIES, RUNNING, Turn
@@ -58,14 +59,13 @@ interrupts_are_waiting = may_break_off = False  # the main thread's alone: no ot
 
 @contextmanager
 def interrupts_wait():
-    """Ctrl-C is taken when the outermost of these blocks is left, which is told that it was pressed; a second one as
-    soon as `may_break_off`."""
+    """Ctrl-C, unless it is ignored, is taken when the outermost of these blocks is left, which is told that it was
+    pressed; a second one as soon as `may_break_off`."""
     global interrupts_are_waiting
-    pressed = []
-    if current_thread() is not main_thread() or interrupts_are_waiting:
+    pressed, handler = [], signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or interrupts_are_waiting or not callable(handler):
         yield pressed
         return
-    handler = signal.getsignal(signal.SIGINT)
 
     def press(number: int, frame) -> None:
         global may_break_off
@@ -74,15 +74,13 @@ def interrupts_wait():
             may_break_off = False
             handler(number, frame)
 
-    if callable(handler):  # else it is ignored
-        signal.signal(signal.SIGINT, press)
+    signal.signal(signal.SIGINT, press)
     interrupts_are_waiting = True
     try:
         yield pressed
     finally:
         interrupts_are_waiting = False
-        if callable(handler):
-            signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, handler)
         if pressed:
             handler(signal.SIGINT, None)
 
@@ -150,10 +148,8 @@ class Engine:
             check_drafter(target, drafter)
         chains = drafter is not None and draft_budget is None and drafter.max_tree_nodes(LONGEST) == LONGEST
         self.k = (LONGEST if chains else DEPTH) if k is None else k
-        at_least("k", self.k, 0)
-        at_least("history", history, 0)
-        if policy not in POLICIES:
-            raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
+        require_whole(k=self.k, history=history)
+        require(policy in POLICIES, f"one of {', '.join(POLICIES)}", policy=policy)
         check_rule(rule, drafter)
         fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
         share = 0 if drafter is None and draft_budget is None else draft_budget  # of a step's tokens
@@ -273,7 +269,7 @@ class Engine:
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.speculates else 0
         if self.target.config.delta:
-            require_value(k <= deepest(self.target), f"at most {deepest(self.target)}, the states that are kept", k=k)
+            require(k <= deepest(self.target), f"at most {deepest(self.target)}, the states that are kept", k=k)
         made, batched = prepare(self.target, prompt, params, stream, index, k=k)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
@@ -307,7 +303,7 @@ class Engine:
 
     def _step(self) -> StepRecord:
         self._deliver()  # what an interrupted callback has kept from the others
-        runner, clock, step = self.runner, Clock(), self.scheduler.schedule()
+        runner, clock, step = self.runner, Clock(*PARTS), self.scheduler.schedule()
         turns, runner.clock = step.turns, clock
         emitting = [turn for turn in turns if turn.emits]
         try:
@@ -476,9 +472,9 @@ class Engine:
         with self._alone():
             self.scheduler.check_integrity()
             served = {id for id, sequence in self.sequences.items() if sequence.status != FINISHED}
-            require(served == self.scheduler.ids, "scheduler and engine serve different requests")
+            check(served == self.scheduler.ids, "scheduler and engine serve different requests")
             for sequence in self.sequences.values():
                 name, seen, computed = f"request {sequence.request_id!r}", sequence.seen, sequence.num_computed_tokens
-                require(seen <= computed, f"{name}: {seen} hidden states were shown, but {computed} are computed")
+                check(seen <= computed, f"{name}: {seen} hidden states were shown, but {computed} are computed")
 
     warm_up = warm_up  # before any request is added

@@ -1,6 +1,5 @@
 """What an engine measures: of every step where its time went, of every request how long it waited for what."""
 
-import time
 from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field
@@ -11,18 +10,6 @@ from ..sequence import Sequence
 # Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
 # had to wait for: the rest went by during the step before. Drafts that stay on the device are a part of it, too.
 PARTS = ("scheduling", "drafting", "pass", "sampling")
-
-
-class Clock:
-    """Divides a step's time among its parts."""
-
-    def __init__(self):
-        self.seconds, self.last = dict.fromkeys(PARTS, 0.0), time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self.seconds[part] += now - self.last
-        self.last = now
 
 
 @dataclass

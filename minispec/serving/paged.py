@@ -25,7 +25,7 @@ from torch import Tensor
 from ..cache import TILE, Attend, Places, attention_of_pass
 from ..load.handle import Model
 from ..recurrent import States
-from .blocks import at_least
+from ..require import require_counts
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
 SHARE = 0.5  # of a GPU's free memory; passes, their results and captures need some, too
@@ -41,8 +41,7 @@ def bytes_per_block(model: Model, block_size: int, hidden_layers: Sequence[int] 
 def blocks_that_fit(model: Model, block_size: int, sequences: int, hidden_layers: Sequence[int] = ()) -> int:
     """How many blocks to take: a share of what is free on the GPU now that the weights are there, and no more than so
     many sequences of full length can fill."""
-    at_least("block_size", block_size, 1)
-    at_least("max_num_seqs", sequences, 1)
+    require_counts(block_size=block_size, max_num_seqs=sequences)
     device = model.device
     if device.type != "cuda":
         return CPU_BLOCKS
@@ -64,8 +63,7 @@ class PagedKVCache:
     def __init__(
         self, config, num_blocks: int, block_size: int = 16, *, hidden_layers=(), device="cpu", dtype=torch.float32
     ):
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: a pool needs at least one slot")
+        require_counts(num_blocks=num_blocks, block_size=block_size)
         shape = (config.attention_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, blocks, block_size, Hkv, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)

@@ -19,10 +19,11 @@ from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
 from ..speculate import propose
+from ..trace import Clock
 from ..tree import Draft, mask_and_offsets, only
 from ..verify import greedy_cycle, judge
 from .blocks import BlockPool
-from .metrics import Clock
+from .metrics import PARTS
 from .paged import PagedKVCache, split
 from .scheduler import Step, Turn
 
@@ -92,7 +93,7 @@ class Runner:
     launched = dropped = 0  # cycles that a device began before their step had come, and those that did not serve it
 
     def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, rule: str = "token"):
-        self.target, self.drafter, self.pool, self.rule, self.clock = target, drafter, pool, rule, Clock()
+        self.target, self.drafter, self.pool, self.rule, self.clock = target, drafter, pool, rule, Clock(*PARTS)
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
         self.cache = self.new_cache()
 

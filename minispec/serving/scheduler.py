@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ..controller import Controller
+from ..require import require, require_counts, require_whole, whole
 from ..sequence import NO_DRAFT, Sequence
-from .blocks import BlockPool, at_least, require
+from .blocks import BlockPool, check
 from .metrics import RowRecord, StepRecord
 
 WAITING, RUNNING, PREEMPTED, FINISHED = "waiting", "running", "preempted", "finished"
@@ -132,11 +133,11 @@ class Scheduler:
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
         self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, cache(max_tree_nodes), scratch_slots
         self.controller = controller
-        at_least("max_num_seqs", max_num_seqs, 1)
-        every = " (max_num_seqs: every running request processes a token per step)"
-        at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
-        for name, least in (("max_chunk", 1), ("lookahead", 0), ("draft_budget", 0), ("scratch_slots", 0)):
-            at_least(name, getattr(self, name), least)
+        require_counts(max_num_seqs=max_num_seqs, max_chunk=self.max_chunk)
+        every = f"a whole number ≥ {max_num_seqs} (max_num_seqs: every running request processes a token per step)"
+        fits = whole(max_num_batched_tokens, max_num_seqs)
+        require(fits, every, max_num_batched_tokens=max_num_batched_tokens)
+        require_whole(lookahead=lookahead, draft_budget=self.draft_budget, scratch_slots=scratch_slots)
         self.ids: set[Hashable] = set()  # of all that have not ended
         self.waiting: list[Sequence] = []  # in the order in which they came; whoever runs came before
         self.running: list[Sequence] = []
@@ -148,8 +149,8 @@ class Scheduler:
 
     def check(self, sequence: Sequence) -> None:
         """Refuse a sequence that could never run."""
-        at_least("max_new_tokens", sequence.max_new_tokens, 1)
-        at_least("k", 0 if sequence.k is None else sequence.k, 0)
+        require_counts(max_new_tokens=sequence.max_new_tokens)
+        require_whole(k=0 if sequence.k is None else sequence.k)
         if not sequence.tokens:
             raise ValueError(f"prompt of request {sequence.request_id!r} is empty: give at least one token")
         longest = sequence.prompt_length + sequence.max_new_tokens - 1  # the last token is never processed
@@ -344,19 +345,19 @@ class Scheduler:
         """Every sequence is in one queue, and exactly the running ones hold blocks."""
         self.pool.check_integrity()
         waiting, running, most = self.waiting, self.running, self.max_num_seqs
-        require(len(running) <= most, f"{len(running)} requests run, at most {most} may")
-        require(len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two queues")
-        require(not any(sequence.ended for sequence in waiting + running), "a sequence is in a queue after its end")
+        check(len(running) <= most, f"{len(running)} requests run, at most {most} may")
+        check(len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two queues")
+        check(not any(sequence.ended for sequence in waiting + running), "a sequence is in a queue after its end")
         holders, ids = self.pool.tables, {sequence.request_id for sequence in running}
-        require(ids == holders.keys(), "the requests with blocks are not those that run")
+        check(ids == holders.keys(), "the requests with blocks are not those that run")
         for sequence in running:
             computed, kept = sequence.num_computed_tokens, holders[sequence.request_id].length
-            require(
+            check(
                 computed == kept < sequence.num_tokens,
                 f"request {sequence.request_id!r}: {computed} computed, {kept} kept",
             )
         for sequence in waiting:
-            require(sequence.num_computed_tokens == 0, f"request {sequence.request_id!r} waits, but not from its start")
+            check(sequence.num_computed_tokens == 0, f"request {sequence.request_id!r} waits, but not from its start")
 
 
 class StaticScheduler(Scheduler):

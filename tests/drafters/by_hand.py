@@ -70,3 +70,9 @@ def layer_config(c, **more) -> dict:
     sizes = dict(vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size)
     other = dict(model_type="llama", num_hidden_layers=1, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta)
     return other | sizes | heads | more
+
+
+@torch.inference_mode()
+def blank_logits(drafter, sequences) -> torch.Tensor:
+    """What DFlash scores every blank with, [b, B − 1, v]."""
+    return drafter.states(sequences) @ drafter.head_rows.T

@@ -37,7 +37,7 @@ def test_arguments_that_make_no_sense(tiny, make_model):
         partial(D.Eagle, tiny, random_eagle(tiny)): [dict(width=0), dict(nodes=2.0)],
         partial(D.EagleHead, tiny, ids): [dict(hidden_layers=[4]), dict(layers=0), dict(mlp=1.5)],
         partial(D.MTPHead, tiny): [dict(mlp=0), dict(mlp=2.5)],
-        partial(D.DFlash, tiny, random_dflash(tiny)): [dict(block=1), dict(block=5), dict(nodes=0), dict(nodes=2.5)],
+        partial(D.DFlash, tiny, random_dflash(tiny)): [dict(nodes=0), dict(nodes=2.5)],
         partial(D.DFlashHead, tiny.config, ids): [dict(block=1, hidden_layers=(1,)), dict(hidden_layers=())],
         partial(D.Cascade, D.NGram(), tiny): [dict(inner_k=0)],
         partial(D.Cascade, middle=tiny): [dict(inner=Reader())],

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from by_hand import head_logits
+from by_hand import blank_logits, head_logits
 
 pytest.importorskip(
     "speculators", reason="speculators is not installed here (pip install --no-deps speculators==0.9.0)"
@@ -20,9 +20,9 @@ from speculators.models.attention import create_float_mask
 from minispec.drafters import DFlash, DFlash2, DFlash2Head, DSparkHead
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle import EagleHead, Form
+from minispec.load.folder import export_model
 from minispec.load.heads_dflash import write_dflash
 from minispec.load.heads_eagle import write_eagle
-from minispec.parallel.handover import export_model
 from minispec.sequence import Sequence
 
 CLOSE = 1e-4  # float32
@@ -169,7 +169,7 @@ def assert_same_blocks(model, target, head) -> tuple[torch.Tensor, torch.Tensor]
     for row, anchor in enumerate(anchors):
         hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}
         context = Sequence(row, TEXT[: anchor + 1], None, None, [hidden])
-        ours = DFlash(target, head).score([context])[0]
+        ours = blank_logits(DFlash(target, head), [context])[0]
         assert (ours - theirs[row]).abs().max().item() <= CLOSE
         assert ours.std().item() > 0.1
     return states.view(len(anchors), block, -1)[:, head.first :], theirs

@@ -58,7 +58,7 @@ def trees(device="cpu") -> dict[str, tuple[ms.Model, D.Drafter]]:
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
         "dflash2": D.DFlash2(target, random_pairs(target), nodes=8),
         "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
-        "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
+        "dflash, short block": D.DFlash(target, random_dflash(target, block=2), nodes=5),
     }
     shipped = {name: getattr(D, name)(micro(device), nodes=24) for name in ("Medusa", "Eagle", "DFlash")}
     return {name: (target, drafter) for name, drafter in random.items()} | {

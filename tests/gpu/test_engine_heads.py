@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),
     "eagle, two layers": lambda target: D.Eagle(target, random_eagle(target, layers=2), width=4, nodes=11),
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
-    "dflash, short": lambda target: D.DFlash(target, random_dflash(target), block=3, nodes=5),
+    "dflash, short": lambda target: D.DFlash(target, random_dflash(target, block=3), nodes=5),
     "dflash2": lambda target: D.DFlash2(target, random_pairs(target), nodes=8),
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
 }

@@ -59,8 +59,8 @@ class Waiting(engines.Clock):
 
     now = staticmethod(time.perf_counter if GPU else time.thread_time)
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *parts: str):
+        super().__init__(*parts)
         self.last = self.now()
 
     def lap(self, part: str) -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.drafters.dflash import load_head
 from minispec_course.labs import drafting
 
 D = ms.drafters
@@ -25,7 +24,7 @@ def story(target):
 def test_the_layer_and_the_block_are_those_of_the_drafters(target, story):
     """Without caches, and with a mask that is given: the same first draft."""
     prompt, _ = story
-    head, blocks, n = D.EagleHead.load(target), load_head(target), len(prompt) - 1
+    head, blocks, n = D.EagleHead.load(target), D.DFlashHead.load(target), len(prompt) - 1
     streams = drafting.Target(target, prompt, head.hidden_layers).streams  # [3, n, d]
     f = drafting.run_layer(head, head.fuse(list(streams)), prompt[1:])
     mask, positions = torch.ones(blocks.block, n + blocks.block).bool(), range(n, n + blocks.block)
