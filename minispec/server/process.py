@@ -11,15 +11,20 @@ import os
 import shlex
 import socket
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..drafters import by_name
 from ..load.folder import load
 from ..serving.engine import Engine
 from .app import make_app
 
+HEADERS = 10  # seconds for a request's headers: who sends them drop by drop must not keep a connection
 BACKLOG = 128  # connections that the system keeps until they are accepted
+ACCEPTED = 16  # that asyncio accepts in one go: what these ask is read before more come, so none is idle by mistake
+CONNECTIONS = 1024  # at most; fewer where the system grants few file descriptors, of which 64 are for everything else
 
 
 def serve(args) -> None:
@@ -65,12 +70,57 @@ def example(url: str, model: str, key: str | None) -> str:
     return " \\\n  ".join([*lines, *['-H "Authorization: Bearer $MINISPEC_API_KEY"'] * (key is not None)])
 
 
+def most_connections() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CONNECTIONS
+    granted = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return min(CONNECTIONS, max(1, granted - ACCEPTED - 64)) if granted > 0 else CONNECTIONS  # −1: any number
+
+
+class Connection(H11Protocol):
+    """uvicorn's, but where there are too many, the oldest that is between requests makes room: so connections that say
+    nothing cost those who ask neither an answer nor much time."""
+
+    since, timer = 0.0, None  # runs while headers are on their way
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > most_connections():
+            idle = [other for other in self.connections if other.conn.their_state is h11.IDLE]
+            min(idle, key=lambda other: other.since).close()  # perhaps itself
+        self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        if data:
+            super().data_received(data)
+        waits = self.conn.their_state is h11.IDLE
+        if waits and self.timer is None:
+            self.timer = self.loop.call_later(HEADERS, self.close)
+        elif self.timer and not waits:
+            self.timer = self.timer.cancel()
+
+    def close(self) -> None:
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self.timer = self.timer and self.timer.cancel()
+
+
 class PatientServer(uvicorn.Server):
     """uvicorn, but a signal first drains the engine's queue, while the port still answers with 503."""
 
     def __init__(self, config: uvicorn.Config, drain: float):
         super().__init__(config)
         self.service, self.seconds, self.leaving = config.app.state.service, drain, None
+
+    async def startup(self, sockets: list[socket.socket]) -> None:
+        await super().startup(sockets)
+        sockets[0].listen(BACKLOG)  # asyncio has asked for as few as it accepts in one go
 
     def handle_exit(self, sig, frame) -> None:
         """Called in the main thread, between any two of its instructions."""
@@ -87,8 +137,8 @@ class PatientServer(uvicorn.Server):
 def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
     config = uvicorn.Config(
         app,
-        http="h11",
-        backlog=BACKLOG,
+        http=Connection,
+        backlog=ACCEPTED,
         ws="none",
         loop="asyncio",
         lifespan="on",

@@ -4,17 +4,21 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack, suppress
 from threading import current_thread
 
 import pytest
-from server_checks import CHECKS, ask, assert_error, check_crowd, running, target
+from server_checks import CHECKS, HEAD, ask, assert_error, check_crowd, expected, running, target
 
 import minispec as ms
 from minispec.cli import main
 from minispec.drafters import by_name
 from minispec.processors import prefix
+from minispec.server import process
 
 SLOW = {"crowd", "slow_reader"}
 
@@ -55,6 +59,35 @@ def test_limits_of_body_and_prompt():
         status, _, said = server.request("GET", "/v1/completions")
         assert_error((status, json.loads(said)), 405)
         server.assert_all_free()
+
+
+@pytest.mark.parametrize("patience", [60, 0.2])
+def test_unfinished_headers(monkeypatch, patience):
+    """Many connections that never end their headers: others are served, and the oldest are closed, or all in time."""
+    monkeypatch.setattr(process, "CONNECTIONS", 8)
+    monkeypatch.setattr(process, "HEADERS", patience)
+    with running() as server, ExitStack() as stack:
+        silent = []
+        for _ in range(24):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            silent[-1].sendall(HEAD)
+        for _ in range(3):
+            assert server.post(ask())[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+        for client in silent if patience < 1 else silent[:16]:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert len(server.server.server_state.connections) <= 8
+
+
+def test_a_request_that_came_before_a_crowd_of_idle_connections_is_read_first(monkeypatch):
+    """All of them wait when the event loop comes round: none of that may look as if the request were idle, too."""
+    monkeypatch.setattr(process, "CONNECTIONS", 50)
+    with running() as server, ExitStack() as stack:
+        server.service.loop.call_soon_threadsafe(time.sleep, 1)
+        client = stack.enter_context(server.connect(ask()))
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        assert client.recv(12) == b"HTTP/1.1 200"
 
 
 def test_no_expensive_work_in_the_engine_thread(monkeypatch):
