@@ -41,7 +41,8 @@ def heads_loss(heads: MedusaHeads, lessons: Lessons, batch: Batch) -> Tensor:
     loss = torch.zeros((), device=h.device)
     for k in range(1, heads.count + 1):
         same_row = row[k:] == row[:-k]  # [m − k], else k positions on is another text
-        log_q = (z[:-k, k - 1] @ heads.head.T).float().log_softmax(-1)  # [m − k, v]
+        rows = heads.head if heads.head.ndim == 2 else heads.head[k - 1]  # [v, d]
+        log_q = (z[:-k, k - 1] @ rows.T).float().log_softmax(-1)  # [m − k, v]
         cross_entropy = -(p[k:] * log_q).sum(-1) * same_row
         loss = loss + DECAY**k * cross_entropy.sum() / same_row.sum().clamp(min=1)
     return loss
@@ -123,7 +124,7 @@ def train_heads(
     if start:
         heads = MedusaHeads.load(target, start)
         stored = {name: getattr(heads, name) for name in ("count", "own_head", "blocks")}
-        stored["head_vocab"] = len(heads.head)
+        stored["head_vocab"] = heads.head.shape[-2]
         more = {"head_vocab": head_vocab, "own_head": own_head, "blocks": blocks}
         go_on(heads, start, stored, {"count": count} | ({} if heads.borrows else more))
         if heads.borrows:
@@ -175,8 +176,9 @@ def add_arguments(parser) -> None:
     arguments.add_training(parser, 3000, 2e-3, corpus=False)
     options.add(parser, "heads", options.count, None, "how many tokens ahead they look (default: 4)")
     arguments.add_head_vocab(parser)
-    copies = "also train a copy of the LM head; map: one for each head, as the target's times a small matrix"
-    parser.add_argument("--own-head", nargs="?", const=True, choices=["map"], help=copies)
+    copies = "also train a copy of the LM head, one for all heads; each: one for each; map: one for each, as the "
+    copies += "target's times a small matrix"
+    parser.add_argument("--own-head", nargs="?", const=True, choices=["each", "map"], help=copies)
     options.add(parser, "blocks", options.count, None, "blocks z + SiLU(Wz + b) of a head (default: 1)")
     options.add(parser, "candidates", options.count, None, "of each head that may be in a tree (default: 10)")
     greedy = "measure how good candidates are on greedy replies, not on all"

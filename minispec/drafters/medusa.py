@@ -6,8 +6,8 @@ the same h and predicts token t + 1 + k:
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-There may be several such blocks one after the other. At the start W₁ = 0 and b = 0, and every head predicts what the LM
-head predicts.
+Published heads may have several such blocks one after the other, and each a W₂ of its own. At the start W₁ = 0 and
+b = 0, and every head predicts what the LM head predicts.
 
 No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
 it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..kernels import linear
 from ..load.handle import Model
+from ..load.heads_medusa import read_medusa
 from ..require import require, require_counts
 from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
@@ -35,15 +36,15 @@ CANDIDATES = 10  # of each head, for which accuracies are kept
 class MedusaHeads(StoredHead):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
-    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads. With "map" each head
-    has W₂ (1 + A), with a matrix A [d, d] of its own. `blocks` is how often z = z + SiLU(W₁z + b) is computed, with
-    other weights.
+    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
+    each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own. `blocks` is how often
+    z = z + SiLU(W₁z + b) is computed, with other weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
 
-    kind = "medusa"
-    borrows = property(lambda self: self.own_head is not True)
+    kind, published = "medusa", staticmethod(read_medusa)
+    borrows = property(lambda self: self.own_head in (False, "map"))
 
     def __init__(
         self,
@@ -65,13 +66,14 @@ class MedusaHeads(StoredHead):
         self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
         self.borrow(target)  # W₂ [v, d]
         if not self.borrows:
-            self.head = nn.Parameter(self.head.clone())
+            copies = (count,) if own_head == "each" else ()
+            self.head = nn.Parameter(self.head.expand(*copies, -1, -1).clone())
         self.to(target.device, target.dtype)
         self.guess(CANDIDATES)
 
     def guess(self, candidates: int) -> None:
         """Accuracies of so many candidates of each head that nobody has measured yet."""
-        size = min(candidates, len(self.head))
+        size = min(candidates, self.head.shape[-2])
         self.accuracy = [[0.5 ** (i + 1) for i in range(size)] for _ in range(self.count)]
 
     @property
@@ -87,7 +89,8 @@ class MedusaHeads(StoredHead):
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits of every head on the reduced vocabulary, [..., K, v]."""
-        return linear(self.features(h), self.head)
+        z = self.features(h)
+        return linear(z, self.head) if self.head.ndim == 2 else by_head(z, self.head)
 
     def candidates(self, h: Tensor) -> Tensor:
         """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies."""

@@ -29,8 +29,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 TEXT = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 HUB_FILES = ["config.json", *TEXT, *WEIGHTS]
-HEAD_FILES = ["config.json", *WEIGHTS]
-HEAD_PICKLES = ["pytorch_model.bin"]  # only where there is no safetensors
+HEAD_FILES = ["config.json", *WEIGHTS, "medusa_lm_head.safetensors"]
+HEAD_PICKLES = ["pytorch_model.bin", "medusa_lm_head.pt"]  # only where there is no safetensors
 HUB_TIMEOUT = 5  # seconds for the first answer: a hub that is out of reach must not hold a lesson up
 
 
@@ -57,7 +57,7 @@ def fetched(name: str, heads: bool = False) -> Path | None:
 
 def whole(folder: Path, heads: bool = False) -> bool:
     """Whether there are a configuration and weights, all shards of them. What is in them is the loader's to judge."""
-    kinds = ("*.safetensors", "*.bin") if heads else ("*.safetensors",)
+    kinds = ("*.safetensors", "*.bin", "*.pt") if heads else ("*.safetensors",)
     found = {file.name for kind in kinds for file in folder.glob(kind) if file.is_file()}
     index = folder / "model.safetensors.index.json"
     listed = index.read_text(encoding="utf-8", errors="replace") if index.is_file() else ""
@@ -92,7 +92,7 @@ def download(repo: str, heads: bool = False) -> Path:
         wanted = list(filter_repo_objects(there, allow_patterns=HEAD_FILES if heads else HUB_FILES))
         if heads and not any(name.endswith(".safetensors") for name in wanted):
             wanted += filter_repo_objects(there, allow_patterns=HEAD_PICKLES)
-        if "config.json" not in wanted or not any(name.endswith((".safetensors", ".bin")) for name in wanted):
+        if "config.json" not in wanted or not any(name.endswith((".safetensors", ".bin", ".pt")) for name in wanted):
             have = "a file of weights" if heads else "model*.safetensors; other weight formats are not read"
             raise FetchError(f"{repo} has no config.json with {have}")
         folder = Path(snapshot_download(repo, allow_patterns="config.json"))

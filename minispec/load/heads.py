@@ -2,8 +2,8 @@
 
 Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder of
 ours holds their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a
-config.json that names the target. Published ones come as *.safetensors, or as a pickle, pytorch_model.bin.
-A pickle is a program; it is read with torch's `weights_only`, which builds tensors and plain
+config.json that names the target. Published ones come as *.safetensors, or as a pickle (pytorch_model.bin,
+medusa_lm_head.pt). A pickle is a program; it is read with torch's `weights_only`, which builds tensors and plain
 containers and refuses everything else. Either way a tensor that is missing, misshapen or left over is refused.
 """
 
@@ -67,17 +67,17 @@ def fill(module: nn.Module, folder: Path, *more: Path) -> None:
 
 def tensors_in(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """The tensors of a folder, from safetensors or from a pickle, and where they were found."""
-    pickles = sorted(folder.glob("*.bin"))
+    pickles = sorted(file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
     if list(folder.glob("*.safetensors*")):
         return read_tensors(folder), folder
     if len(pickles) == 1:
         return read_pickle(pickles[0]), pickles[0]
     found = f"folder={str(folder)!r} has {', '.join(file.name for file in pickles) or 'no weights'}"
-    raise ValueError(f"{found}: give a folder with one file of weights (*.safetensors or *.bin)")
+    raise ValueError(f"{found}: give a folder with one file of weights (*.safetensors, *.bin or *.pt)")
 
 
 def read_pickle(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .bin file. Nothing in it is executed."""
+    """The tensors of a .bin or .pt file. Nothing in it is executed."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):

@@ -22,7 +22,8 @@ def last_states(target: ms.Model, text: list[int]) -> torch.Tensor:
 def by_hand(target: ms.Model, heads: MedusaHeads, h: torch.Tensor) -> list[torch.Tensor]:
     """Logits of every head, one after another, from one state h [d]."""
     d, ids = len(h), range(target.config.vocab_size) if heads.head_ids is None else heads.head_ids.tolist()
-    W2 = heads.head if heads.own_head is True else torch.stack([target.transformer.lm_head.weight[i] for i in ids])
+    own = heads.own_head in (True, "each")
+    W2 = heads.head if own else torch.stack([target.transformer.lm_head.weight[i] for i in ids])
     logits = []
     for k in range(heads.count):
         z = h
@@ -31,7 +32,7 @@ def by_hand(target: ms.Model, heads: MedusaHeads, h: torch.Tensor) -> list[torch
             a = W1[k] @ z + b[k]
             z = z + a / (1 + torch.exp(-a))
         own = W2 @ (torch.eye(d, dtype=h.dtype) + heads.map[k]) if heads.own_head == "map" else W2
-        logits.append(own @ z)
+        logits.append((own[k] if heads.own_head == "each" else own) @ z)
     return logits
 
 
@@ -46,7 +47,7 @@ def candidates_by_hand(target: ms.Model, heads: MedusaHeads, text: list[int]) ->
 
 
 def test_the_formula(tiny):
-    shapes = [{}, {"own_head": True}, {"own_head": "map"}, {"own_head": "map", "blocks": 3}]
+    shapes = [{}, {"own_head": "each"}, {"own_head": "map"}, {"own_head": "map", "blocks": 3}]
     for head_ids, more in ((ids, more) for ids in (None, IDS) for more in shapes):
         heads, h = random_medusa(tiny, head_ids=head_ids, **more), last_states(tiny, PROMPTS[0])
         for state, logits in zip(h, heads(h), strict=True):

