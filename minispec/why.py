@@ -6,6 +6,7 @@ a quarter. What spoils the measurement comes first, then what would gain most. d
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 from textwrap import fill
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from . import theory
 from .load.registry import DATA
@@ -401,11 +403,23 @@ def normalise(said: dict) -> None:
 
 
 def read(source: str) -> Seen:
-    """A file, or `-` for standard input."""
-    if "://" in source:
-        raise ValueError(f"{source} is an address: pipe its page, curl -s {source} | minispec why -")
-    text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="replace")
-    return parse(text, "standard input" if source == "-" else source)
+    """A file, `-` for standard input, or the address of a server on this machine."""
+    if "://" not in source:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="replace")
+        return parse(text, "standard input" if source == "-" else source)
+    url = urlsplit(source)
+    if url.scheme != "http" or url.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise ValueError(f"{source} is not http:// on this machine: pipe its page, curl -s {source} | minispec why -")
+    try:
+        connection = http.client.HTTPConnection(url.hostname, url.port or 80, timeout=10)
+        connection.request("GET", url.path.rstrip("/") or "/metrics")
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}")
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(f"{source}: {error}; llama-server needs --metrics, SGLang --enable-metrics") from None
+    return parse(text, source)
 
 
 def diagnose(source: str | None = None, plain: str | None = None, itl: float | None = None, **given) -> Seen:

@@ -7,6 +7,8 @@ those of minispec are pages of real servers on a busy CPU, so their times mean l
 import io
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -228,13 +230,35 @@ def test_every_suspect_has_a_command_for_every_engine():
 # ---------------------------------------------------------------- input
 
 
+def test_a_server_on_this_machine_is_asked(run):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write((DATA / "vllm_metrics.txt").read_bytes())
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert run("why", address)[1] == run("why", str(DATA / "vllm_metrics.txt"))[1]
+        assert run("why", f"{address}/elsewhere")[0] == 2
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert run("why", address)[0] == 2  # nobody answers any more
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("", "speculat"),
         ("no/such.log", "no such file"),
         (str(Path(__file__)), "docs/why.md"),
-        ("http://example.org", "pipe its page"),
+        ("http://example.org", "this machine"),
         (str(DATA / "vllm_plain_metrics.txt"), "--acceptance"),
         ("--k 4", "--length"),
         ("--k 4 --acceptance 1.5", "0 to 1"),

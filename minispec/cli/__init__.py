@@ -65,7 +65,7 @@ def parser() -> Parser:
     options.add_json(sub)
 
     sub = command("why", why, "why speculation is not faster: suspects, from a server's log or metrics")
-    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; - reads from a pipe")
+    sub.add_argument("source", nargs="?", metavar="INPUT", help="a log, metrics or a trace; -; http://127.0.0.1:PORT")
     options.add(sub, "plain", options.text, None, "this load without speculation: such an input, or ms per token", "X")
     options.add(sub, "k", options.count, None, "draft tokens per cycle", "K")
     rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}

@@ -132,7 +132,7 @@ class Model:
         begin, nothing = (self._tokenizer().encode("", add_special_tokens=flag).tokens for flag in (True, False))
         end = (self.tokenizer.id_to_token(token) for token in sorted(self.end_tokens))
         tokens = {"bos_token": begin[0] if len(begin) > len(nothing) else "", "eos_token": next(filter(None, end), "")}
-        given = dict(messages=list(messages), tools=None, documents=None, add_generation_prompt=True)
+        given = dict(messages=list(messages), tools=None, documents=None, add_generation_prompt=True, _round=Rounds())
         try:
             return compiled_template(self.chat_template).render(given | tokens | self.special_tokens)
         except Exception as error:  # a template is a program: it may refuse the messages, or fail in any way
@@ -170,8 +170,9 @@ def _token_id(item) -> int:
 
 @lru_cache(maxsize=8)
 def compiled_template(source: str):
-    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
-    from jinja2 import TemplateError
+    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times. It may be
+    a stranger's: each round of each of its loops calls `_round`."""
+    from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -189,4 +190,23 @@ def compiled_template(source: str):
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     jinja.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     jinja.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return jinja.from_string(source)
+    template = jinja.parse(source)
+    for loop in template.find_all(nodes.For):
+        call = nodes.Call(nodes.Name("_round", "load"), [], [], None, None)
+        loop.body.insert(0, nodes.Output([call]))
+        for node in (call, call.node, loop.body[0]):
+            node.set_lineno(loop.lineno)
+    return jinja.from_string(template)
+
+
+class Rounds:
+    """Those that the loops of a template may take, however they are nested."""
+
+    def __init__(self, left: int = 100_000):
+        self.left = left
+
+    def __call__(self) -> str:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("its loops do not end")
+        return ""

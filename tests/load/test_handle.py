@@ -104,6 +104,7 @@ def test_a_broken_template_names_the_model_and_its_complaint(model):
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "its loops do not end"),
     ):
         with pytest.raises(ValueError, match=f"chat template of some-model .*{said}"):
             model.encode([USER])
