@@ -110,7 +110,7 @@ class Ahead(Drafter):
         memory.make_room({id: len(tokens) for id, tokens in texts.items()})
         new = {id: tokens[memory.lengths[id] :] for id, tokens in texts.items()}
         logits = memory.forward(new, [1 + len(draft.tokens) for draft in drafts])  # [B, n+1, V]
-        process(logits, sequences, drafts)
+        process(logits, sequences, drafts, guessed=True)
         q = distributions(logits, [RAW if c.sampling.greedy else c.sampling for c in sequences])  # [B, n+1, V]
         V, found = q.shape[-1], []
         for c, draft, own in zip(sequences, drafts, q, strict=True):
@@ -124,8 +124,9 @@ class Ahead(Drafter):
         return found
 
     def _drop(self, id: int) -> None:
-        for _, fork in self.prepared.pop(id, {}).values():
-            self.inner.forget(fork)
+        self.prepared.pop(id, None)
+        for i in range(self.outcomes):  # all that there may be: a preparation that failed has left some behind
+            self.inner.forget((id, i))
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         self.inner.settle(id, path, emitted)

@@ -91,7 +91,7 @@ class Cascade(DraftModel):
         self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
         new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
         logits = self.memory.forward(new, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
-        process(logits, sequences, drafts)
+        process(logits, sequences, drafts, guessed=True)
         return distributions(logits, [c.sampling for c in sequences])
 
     def capture(self) -> None:
