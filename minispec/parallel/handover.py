@@ -212,12 +212,10 @@ def our_heads(heads: str, drafter: str, model: str, k: int, export: Path | None,
     kind = read_json(file).get("kind") if (file := source / "config.json").is_file() else None
     if kind is None:
         return heads, k
-    if kind != drafter:
+    if kind != drafter and kind in HEADS:
         raise ValueError(f"heads={heads!r} are for {kind}, and drafter={drafter!r}: give --drafter {kind}")
-    if kind == "medusa":
-        raise ValueError(
-            f"heads={heads!r}: Medusa heads are not written for engines, whose EAGLE drafts more; take eagle"
-        )
+    if kind not in ("eagle", "dflash"):
+        raise ValueError(f"heads={heads!r}: heads for {kind} are not handed over here; take eagle or dflash")
     if engine == "sglang":
         raise ValueError(f"heads={heads!r}: SGLang reads the layouts of their authors, and ours is vLLM's; take vllm")
     folder = export_folder(export, f"heads={heads!r} are") / kind

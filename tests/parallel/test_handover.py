@@ -112,6 +112,10 @@ def test_heads_are_exported_as_each_engine_reads_them(run, tmp_path, tiny_folder
         code, out, err = run("handover", *options, "--export", folder)
         assert code == (0 if said else 2), err
         assert said is None or (said in (folder / drafter / "config.json").read_text() and str(folder / drafter) in out)
+    for drafter in ("dflash", "medusa"):
+        other = ["--drafter", drafter, "--model", "micro", "--heads", "micro-dspark"]
+        code, _, err = run("handover", "--engine", "vllm", *other)
+        assert code == 2 and "dspark" in err and "take eagle or dflash" in err
     shipped = ["--model", "micro", "--heads", "micro-dflash", "--export", tmp_path / "x"]
     code, _, err = run("handover", "--engine", "vllm", "--drafter", "dflash", *shipped)
     assert code == 2 and "--public" in err and not (tmp_path / "x" / "dflash").exists()
