@@ -152,6 +152,7 @@ class States:
             kept = {n: state for n, state in before[row].items() if length - self.reach <= n <= length}
             for n in range(1, count + 1) if T <= 1 + DEEPEST else [count]:
                 window = seen[row, n : n + self.shape.conv_size - 1]
+                window = window if T <= 1 + DEEPEST else window.clone()  # a view keeps the inputs of the whole prompt
                 kept[length + n] = State(window, states[row, min(n, states.shape[1]) - 1])
             self.kept[at, name] = kept
         return o

@@ -8,6 +8,7 @@ was written before it, and learns the target's distribution there. First the bac
 from __future__ import annotations
 
 from functools import partial
+from os.path import relpath
 from pathlib import Path
 
 import torch
@@ -132,7 +133,8 @@ def run(args, target: Model) -> None:
     unseen, name = greedy if len(greedy) else unseen, args.backbone or f"{target.name}-dflash"
     base = DFlashHead.load(target, name)
     fill(base.float(), locate(name))  # again, for a target in half precision has rounded them
-    shape = dict(rank=args.rank, neurons=args.neurons, backbone=name)
+    beside = relpath(name, args.out / "frozen" / "dflash2") if Path(name).is_dir() else name  # as seen from there
+    shape = dict(rank=args.rank, neurons=args.neurons, backbone=beside)
     heads = nn.ModuleDict({kind.kind: new_head(kind, base, **shape) for kind in (DFlash2Head, DSparkHead)})
     heads.requires_grad_(False)
     for head in heads.values():
@@ -141,7 +143,7 @@ def run(args, target: Model) -> None:
     lessons = Lessons(target.transformer, learnt, base.hidden_layers, **arguments.chosen(args, "keep keep_bits"))
     how = arguments.chosen(args, "batch_tokens every decay seed stop_after")
     train(heads, lessons, steps=args.steps, lr=args.lr, folder=args.out / "frozen", **how)
-    store(target, heads, args.out / "frozen", name, args.bits, unseen)
+    store(target, heads, args.out / "frozen", beside, args.bits, unseen)
     if args.tune_steps:
         heads["dflash2"].requires_grad_(True)
         train(heads, lessons, steps=args.tune_steps, lr=args.lr / 2, folder=args.out / "tuned", **how)

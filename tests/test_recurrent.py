@@ -149,8 +149,11 @@ def check_engine(drafter=None, **options):
 def test_speculate():
     check_batch()
     assert check_speculate() == {0, 1, 2, 3, 4}
-    for drafter in (near(), ms.drafters.NGram(), ms.drafters.EarlyExit(hybrid(), 3)):
+    D, dense = ms.drafters, random_model()
+    cascade = D.Cascade(D.NGram(), near().draft)
+    for drafter in (near(), D.NGram(), D.EarlyExit(hybrid(), 3), D.Ahead(near(), 2), cascade):
         check_speculate(drafter, k=3)
+    assert ms.speculate(dense, [1, 2], D.Model(hybrid()), 40, 60).tokens == ms.generate(dense, [1, 2], 60).tokens
 
 
 @pytest.mark.slow
@@ -224,6 +227,8 @@ def test_what_cannot_be_is_refused_in_words():
     model, tokens, trees = hybrid(), torch.tensor([[1, 2, 3] * 15]), ms.drafters.Lookahead()
     kept, engine = model.transformer.new_cache(1, 64), ms.Engine(model, near())
     model.transformer(tokens, kept)
+    windows = [state.window for states in kept.states.kept.values() for state in states.values()]
+    assert all(window.untyped_storage().nbytes() == window.nbytes for window in windows)  # not a view of the prompt's
     kept.rewind(20)  # into a prompt that was one long pass
     for call, words in (
         (lambda: ms.speculate(model, [1], trees), "recurrent layers, whose state follows one chain"),

@@ -65,7 +65,7 @@ def draft_length(text: str) -> int | str:
 
 def drafter(text: str) -> str:
     """--drafter: one by its name, or "synthetic:0.8" for load tests."""
-    if text in DRAFTERS or re.fullmatch(r"synthetic(:(0?\.\d+|[01]))?", text):
+    if text in DRAFTERS or re.fullmatch(r"synthetic(:(0?\.\d+|[01](\.0*)?))?", text):
         return text
     raise argparse.ArgumentTypeError(f"{shortened(text)}: give one of {', '.join(DRAFTERS)}, or synthetic:0.8")
 

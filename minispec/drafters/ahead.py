@@ -119,8 +119,9 @@ class Ahead(Drafter):
         return found
 
     def _drop(self, id: int) -> None:
-        for _, fork in self.prepared.pop(id, {}).values():
-            self.inner.forget(fork)
+        self.prepared.pop(id, None)
+        for i in range(self.outcomes):  # all that there may be: a preparation that failed has left some behind
+            self.inner.forget((id, i))
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         self.inner.settle(id, path, emitted)

@@ -7,6 +7,7 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..load.handle import Model
 from ..processors.constraint import common
 from ..processors.drafts import process, process_next
+from ..recurrent import DEEPEST
 from ..sampling import Sampling, distributions, largest, pad, pick, uniforms
 from ..sequence import Sequence
 from .base import Draft, Drafter
@@ -66,6 +68,7 @@ class DraftModel(Drafter):
             return self.captured.propose(sequences, k)
         if self.vocabulary is not None:
             sequences = [self._translated(sequence) for sequence in sequences]
+        k = min(k, DEEPEST) if self.draft.config.delta else k  # of as many passes there are states to come back to
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
         fitting = [c for c in sequences if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
         self.open(fitting)
@@ -117,7 +120,7 @@ class DraftModel(Drafter):
         self.memory.make_room({id: len(tokens) for id, tokens in whole.items()})
         new = {id: tokens[self.memory.lengths[id] :] for id, tokens in whole.items()}
         logits = self.memory.forward(new, [1 + len(draft.tokens) for draft in drafts])
-        process(logits, sequences, drafts)
+        process(logits, sequences, drafts, guessed=True)
         return distributions(logits, samplings)
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
@@ -191,8 +194,13 @@ class ContiguousMemory(DraftCache):
     def forward(self, new: New, tails: list[int] | None = None) -> Tensor:
         """One pass over the new tokens of the sequences that room was made for: logits [B, V] of what follows the last
         of each; or, with `tails`, of what follows the last few [B, longest tail, V]."""
-        tokens, counts = pad(list(new.values()), self.draft.device)
-        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [B, T, d]
+        rows, run = list(new.values()), partial(self.draft.transformer.body, cache=self.cache)
+        if self.cache.states and max(map(len, rows)) > 1 + DEEPEST:  # so that the last states of a prompt are kept
+            tokens, counts = pad([tokens[: -1 - DEEPEST] for tokens in rows], self.draft.device)
+            run(tokens, counts=counts)
+            rows = [tokens[-1 - DEEPEST :] for tokens in rows]
+        tokens, counts = pad(rows, self.draft.device)
+        x, _ = run(tokens, counts=counts)  # [B, T, d]
         for id, tokens in new.items():
             self.lengths[id] += len(tokens)
         return self.draft.transformer.head(ends(x, range(len(x)), counts.tolist(), tails))

@@ -39,7 +39,8 @@ def find_heads(target: Model, kind: str, source: str | Path | None, public: bool
     if source is None and name not in KNOWN:
         have = [known.removesuffix(f"-{kind}") for known in KNOWN if known.endswith(f"-{kind}")]
         missing = f"no {kind} heads ship for target={target.name!r}, only for {', '.join(have)}"
-        raise ValueError(f"{missing}: train some with `python -m recipes {kind}` and give their folder")
+        recipe = "pairs" if kind in ("dflash2", "dspark") else kind
+        raise ValueError(f"{missing}: train some with `python -m recipes {recipe}` and give their folder")
     folder = locate(name if source is None else str(source), heads=True)
     settings = read_json(folder / "config.json")
     if public and "kind" not in settings:

@@ -7,9 +7,10 @@ from torch import Tensor
 from ..tree import Draft, only
 
 
-def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> bool:
+def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft], guessed: bool = False) -> bool:
     """What each sequence's sampling does to the logits of a verify pass [B, n + 1, V], in place: at the last token and
-    at every node, each by its own prefix. Whether any of them were changed."""
+    at every node, each by its own prefix. Whether any of them were changed. `guessed`: those of a draft model; where it
+    knows no token that is allowed, since its vocabulary is small, they stay as they are."""
     changed = False
     for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
         if sequence.needs_processing:
@@ -17,7 +18,9 @@ def process(logits: Tensor, sequences: Sequence, drafts: Sequence[Draft]) -> boo
             for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):
                 prefixes[node] = [*prefixes[parent], token]
             n = len(prefixes)
-            logits[row, :n] = sequence.processors(logits[row, :n], [*prefixes.values()])
+            made = sequence.processors(logits[row, :n], [*prefixes.values()], guessed)
+            known = made.isfinite().any(-1, keepdim=True) | (not guessed)
+            logits[row, :n] = made.where(known, logits[row, :n])
             changed = True
     return changed
 

@@ -146,8 +146,9 @@ class Engine:
     ):
         if drafter is not None:
             check_drafter(target, drafter)
-        chains = drafter is not None and draft_budget is None and drafter.max_tree_nodes(LONGEST) == LONGEST
-        self.k = (LONGEST if chains else DEPTH) if k is None else k
+        longest = 0 if drafter is None or draft_budget is not None else drafter.max_tree_nodes(LONGEST)
+        chains = longest and all(drafter.max_tree_nodes(n) == min(n, longest) for n in range(1, LONGEST))
+        self.k = (longest if chains else DEPTH) if k is None else k  # a block may be shorter than LONGEST
         require_whole(k=self.k, history=history)
         require(policy in POLICIES, f"one of {', '.join(POLICIES)}", policy=policy)
         check_rule(rule, drafter)

@@ -84,7 +84,7 @@ def serve(engine, count: int, tokens: int = PATTERN, temperature: float = 0.0, l
     new = max(1, min(room, most * (engine.k + 1)))
     ids = []
     if engine.controller:
-        engine.controller.only = only
+        engine.controller.only, engine.controller.told = only, True  # such texts say nothing about a drafter
     try:
         for i in range(count):
             prompt = [(i * PATTERN + n % PATTERN) % vocabulary for n in range(tokens)]

@@ -166,6 +166,12 @@ def test_mutants_are_caught(tiny, two, spark, monkeypatch, name):
 # ---------------------------------------------------------------- stored, and trained
 
 
+def test_an_engine_drafts_whole_blocks_if_they_are_chains(tiny, two, spark):
+    for drafter, k, most in ((DSpark(tiny, spark), 3, 3), (DFlash2(tiny, two, nodes=8), 4, 8)):
+        engine = ms.Engine(tiny, drafter)
+        assert engine.k == k and engine.controller.sizes[-1] == most and engine.controller.chains == (k == 3)
+
+
 def test_additions_are_stored_beside_their_backbone(tiny, two, spark, tmp_path):
     """Their folder names the backbone's; what is loaded is whole."""
     backbone = random_dflash(tiny)

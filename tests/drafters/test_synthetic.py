@@ -49,7 +49,7 @@ def test_the_token_after_a_draft_is_the_targets(make_model, drafter):
 
 
 def test_by_name():
-    assert [options.drafter(name) for name in ("synthetic", "synthetic:0.8", "ngram")]
+    assert [options.drafter(name) for name in ("synthetic", "synthetic:0.8", "synthetic:1.0", "ngram")]
     for wrong in ("synthetic:", "synthetic:1.5", "synthetic:x", "nobody"):
         with pytest.raises(options.argparse.ArgumentTypeError, match="synthetic:0.8"):
             options.drafter(wrong)

@@ -214,6 +214,24 @@ def test_wrong_preparations(name):
     assert_caught(name, MUTANTS[name], CHECKS)
 
 
+def test_a_preparation_that_fails_leaves_nothing_behind(make_model, monkeypatch):
+    ahead = Ahead(D.Model(make_model(num_layers=1)), 2)
+    propose = ahead.inner.propose
+    fails = lambda some, k: 1 / 0 if isinstance(some[0].id, tuple) else propose(some, k)  # noqa: E731
+    monkeypatch.setattr(ahead.inner, "propose", fails)
+    with pytest.raises(ZeroDivisionError):
+        ms.speculate(make_model(), [1, 2, 3], ahead, 3, 60)
+    assert not (ahead.inner.memory.lengths or ahead.inner.committed)
+
+
+@pytest.mark.parametrize("T", [0.0, 1.0])
+def test_a_draft_model_that_knows_no_token_that_is_allowed(make_model, T):
+    target, small = make_model(), make_model(num_layers=1, head_vocab=16)
+    for drafter in (Ahead(D.Model(small), 2), D.Cascade(D.NGram(), small)):
+        out = ms.speculate(target, [1, 2], drafter, 3, temperature=T, choices=[[40, 41, 42, 43]], stop_token_ids=[63])
+        assert out.tokens == [40, 41, 42, 43, 63]
+
+
 def test_what_cannot_be_prepared_for(make_model):
     for inner in (D.NGram(), D.Cascade(D.NGram(), make_model(num_layers=1))):
         with pytest.raises(ValueError, match=r"ms\.drafters\.Model\(draft\)"):

@@ -2,13 +2,16 @@
 
 import random
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 from all_drafters import random_dflash, random_eagle, random_medusa
+from fakes import Given
 from fast_checks import pair
 
 import minispec as ms
+from minispec.drafters import Draft
 from minispec.gpu import capture
 from minispec.serving.warm_up import warm_up
 
@@ -79,6 +82,12 @@ def test_nothing_is_left_behind():
     assert engine.metrics() == fresh and not engine.sequences and not engine.outputs
     assert engine.pool.enable_prefix_caching and not engine.pool.blocks_of and not suffix.past
     engine.check_integrity()
+
+
+@pytest.mark.filterwarnings("error:of drafts of size")
+def test_nobody_is_told_what_made_up_texts_say_about_a_drafter():
+    wrong_and_slow = Given(lambda context, k: Draft([time.sleep(0.003 * k) or 0] * k))
+    ms.Engine(endless(), wrong_and_slow, fast=False).warm_up(progress=False)
 
 
 def test_small_engines_are_warmed_up_too():

@@ -51,7 +51,7 @@ def test_every_drafter(name):
     check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
 
 
-HEADS = [name for name, (kind, _) in FACTORIES.items() if kind in ("Medusa", "Eagle", "DFlash", "MTP")]
+HEADS = [name for name, (kind, _) in FACTORIES.items() if kind in ("Medusa", "Eagle", "DFlash", "DFlash2", "MTP")]
 
 
 QUICK = {"eagle, tree": (False, True), "medusa": (False,), "dflash, tree": (True,)}
