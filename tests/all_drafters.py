@@ -34,7 +34,10 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "dflash2": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), tree=False)),
     "dflash2, tree": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), nodes=8)),
     "dspark": ("DSpark", lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.6)),
-    "dspark, whole": ("DSpark", lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), None, 0.0)),
+    "dspark, whole": (
+        "DSpark",
+        lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0),
+    ),
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}
