@@ -44,9 +44,8 @@ def test_a_batch():
     target, draft = pair()
     prompts, options = [PROMPT, PROMPT[4:], PROMPT[:2]], dict(frequency_penalty=0.8, repetition_penalty=1.3, logprobs=2)
     together = ms.generate(target, prompts, 12, **options)
-    for prompt, out, other in zip(
-        prompts, together, ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12, **options), strict=True
-    ):
+    drafted = ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12, **options)
+    for prompt, out, other in zip(prompts, together, drafted, strict=True):
         assert_same(out, ms.generate(target, prompt, 12, **options))
         assert_same(other, out)
 
@@ -178,10 +177,8 @@ def test_a_matcher_that_failed_on_a_draft_begins_anew(tiny_text):
 
 
 def test_bad_options_are_refused_by_name():
-    bad = dict(
-        repetition_penalty=(0.0, "1"), presence_penalty=(float("nan"),), bad_words=([""],), bad_words_ids=([[]],)
-    )
-    bad |= dict(logit_bias=({"a": 1}, {1: float("inf")}, {64: 1.0}), json_schema=([1],))
+    bad = dict(repetition_penalty=(0.0, "1"), presence_penalty=(float("nan"),), bad_words=([""],))
+    bad |= dict(bad_words_ids=([[]],), logit_bias=({"a": 1}, {1: float("inf")}, {64: 1.0}), json_schema=([1],))
     bad["choices"] = ([], "ab", ["a", [1]])
     cases = [({name: value}, name) for name, values in bad.items() for value in values]
     cases += [({"regex": "a"} | other, "regex|constraint") for other in (dict(choices=["a"]), dict(ignore_eos=True))]
@@ -209,9 +206,8 @@ def test_a_constraint_has_the_last_word():
 def test_processed_logprobs_are_of_what_was_sampled_from():
     target = pair()[0]
     options = dict(choices=["ab0"], temperature=1.0, seed=1, logprobs=0)
-    raw, made = (
-        ms.generate(target, PROMPT, 9, logprobs_mode=m, **options) for m in ("raw_logprobs", "processed_logprobs")
-    )
+    modes = "raw_logprobs", "processed_logprobs"
+    raw, made = (ms.generate(target, PROMPT, 9, logprobs_mode=mode, **options) for mode in modes)
     assert raw.tokens == made.tokens
     assert all(one.logprob < -0.5 for one in raw.logprobs)  # the model did not expect it
     assert made.logprobs[-1].logprob == 0.0  # and nothing else but the end was left

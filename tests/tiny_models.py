@@ -37,3 +37,11 @@ def random_model(*, seed=0, dtype=torch.float64, device="cpu", tokenizer=None, e
             tensors[name] = 0.2 * noise  # biases
     transformer = build(config, tensors, where="a random model", device=device, dtype=dtype)
     return ms.Model(f"tiny-{seed}", transformer, tokenizer, end_tokens)
+
+
+def blurred(noise: float = 0.06, **overrides) -> ms.Model:
+    """The same with noise on every weight: a draft that is often right."""
+    model, generator = random_model(**overrides), torch.Generator().manual_seed(1)
+    for weight in model.transformer.parameters():
+        weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return model

@@ -97,26 +97,10 @@ def test_every_round_is_held_in_80_columns(format, folder, no_code):
 def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     made = Interview(BANK, "L5", "design", 3, Schedule(None))
     facts = made.items[0].facts
-    menu = [
-        "? How fast is memory?",
-        "99",
-        "1 2",
-        "1",
-        "? Whose birthday is it?",
-        "",
-        "? Its name?",
-        "? Memory?",
-        "I begin.",
-    ]
+    menu = "? How fast is memory?|99|1 2|1|? Whose birthday is it?||? Its name?|? Memory?|I begin.".split("|")
     script = hold(made, "", *menu, "?1", "")  # words that are typed into the list of facts are not lost
-    names = [
-        ("How fast is memory?", 0),
-        ("Whose birthday is it?", None),
-        ("Its name?", None),
-        ("Memory?", None),
-        ("1", 0),
-    ]
-    assert made.facts == names
+    unknown = [(name, None) for name in ("Whose birthday is it?", "Its name?", "Memory?")]
+    assert made.facts == [("How fast is memory?", 0), *unknown, ("1", 0)]
     assert made.texts[0] == ["I begin."] and made.items[0].question.case.changes[0].says in script.words
     before = script.words.partition("# Mock interview")[0]
     assert facts[0] in before and not any(fact in before for fact in facts[1:])
