@@ -30,14 +30,8 @@ def test_edges():
     p = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
     for q in (None, p[:0]):
         assert verify.block(p, q, [], [0.5]) == ([], 1)  # nothing drafted: plain decoding
-    accepted, token = verify.chain_batch(
-        p[None].expand(2, -1, -1),
-        None,
-        torch.zeros(2, 0, dtype=torch.long),
-        None,
-        torch.rand(2, 1, dtype=torch.float64),
-        rule="block",
-    )
+    nothing, u = torch.zeros(2, 0, dtype=torch.long), torch.rand(2, 1, dtype=torch.float64)
+    accepted, token = verify.chain_batch(p[None].expand(2, -1, -1), None, nothing, None, u, rule="block")
     assert accepted.tolist() == [0, 0] and token.tolist() == [1, 1]
     same = torch.full((4, 3), 1 / 3)
     for u in (0.0, 0.5, ALMOST_ONE):  # p = q: everything is accepted, whatever the coins say

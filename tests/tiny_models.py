@@ -8,6 +8,7 @@ for another seed to get a stranger.
 import zlib
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
 from minispec.load.folder import build
@@ -45,3 +46,13 @@ def blurred(noise: float = 0.06, **overrides) -> ms.Model:
     for weight in model.transformer.parameters():
         weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
     return model
+
+
+def byte_level(size: int, special: list[str], text: list[str]) -> Tokenizer:
+    """Byte-level BPE: any text encodes, and rare characters take several tokens."""
+    tokenizer, letters = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    options = dict(vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(**options))
+    return tokenizer
