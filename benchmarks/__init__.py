@@ -24,7 +24,7 @@ COMMANDS = {
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
     "ahead": "drafting while the target verifies, against drafting in turn",
-    "batch": "tokens per second of a server beside transformers' own, and the batch size at which drafts stop paying",
+    "batch": "tokens per second of a server, and the batch size at which drafts stop paying",
     "serve": "load on a server, ours or another: TTFT, TPOT, ITL, end-to-end latency, goodput",
     "attention": "attention of a few new tokens over a long cache, against the read bandwidth",
     "limit": "one token from eager to the bandwidth: graph, fused kernels, skinny GEMMs, split-K, cycles",

@@ -49,10 +49,10 @@ class Shape(NamedTuple):
 class Memory:
     """Random keys and values of several layers, contiguous and in shuffled blocks, and queries for them."""
 
-    def __init__(self, case: Case, shape: Shape, block_size: int, capacity: int, *, device, dtype, seed: int):
+    def __init__(self, case: Case, shape: Shape, block_size: int, *, device, dtype, seed: int):
         (B, context, T), (heads, kv_heads, dim) = case, shape
         self.case, self.device = case, torch.device(device)
-        blocks = -(-max(capacity, context + T) // block_size)
+        blocks = -(-(context + T) // block_size)
         self.bytes = 2 * B * kv_heads * (context + T) * dim * dtype.itemsize  # what one layer has to read
         self.layers = min(64, -(-COLD // self.bytes)) if self.device.type == "cuda" else 1
         self.loops = max(1, round(LONG * 3e12 / (self.bytes * self.layers))) if self.device.type == "cuda" else 1
@@ -184,7 +184,6 @@ def add_arguments(parser) -> None:
     heads = "of queries, of keys and values, and their width"
     options.add(parser, "heads", options.count, [32, 8, 128], heads, ("H", "HKV", "D"), nargs=3)
     options.add(parser, "block-size", options.count, 16, "tokens per block")
-    options.add(parser, "capacity", options.natural, 0, "slots per sequence, 0: as needed")
     options.add_repeat(parser, 9)
     options.add_device(parser)
 
@@ -202,7 +201,7 @@ def run(args) -> dict:
     cases = [Case(batch, context, T) for batch, context in named for T in args.new_tokens]
     results = []
     for case in tqdm(cases, leave=False, disable=None):  # on terminals only
-        memory = Memory(case, shape, args.block_size, args.capacity, device=device, dtype=dtype, seed=args.seed)
+        memory = Memory(case, shape, args.block_size, device=device, dtype=dtype, seed=args.seed)
         results.append(compare(memory, bandwidth.median, args.repeat))
         del memory  # before the next one is made: both may not fit
     return {
@@ -211,7 +210,6 @@ def run(args) -> dict:
         "dtype": str(dtype).removeprefix("torch."),
         "device": device,
         "block_size": args.block_size,
-        "capacity": args.capacity,
         "repeat": args.repeat,
         "seed": args.seed,
         "bandwidth": asdict(bandwidth),

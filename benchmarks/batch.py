@@ -1,7 +1,7 @@
-"""A server's tokens per second, beside transformers' own, and the batch size at which drafts stop paying.
+"""A server's tokens per second, and the batch size at which drafts stop paying.
 
 Serving: many requests with prompts and answers of different lengths, all there at once, every answer exactly as long as
-asked. Each server is built once and keeps its memory; rounds take turns. The floor is what one pass after another would
+asked. Each engine is built once and keeps its memory; rounds take turns. The floor is what one pass after another would
 take at the bandwidth measured: the weights once per pass, and the cache of every sequence.
 
 Speculation: full batches of 1, 2, 4 … sequences, each after the same number of tokens, the engine with drafts against
@@ -10,15 +10,13 @@ speed-up: the formula with c and v as those steps had them, and the roofline, wh
 shape, the bandwidth and the FLOP/s. Where a curve falls below 1 is its crossover.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from random import Random
 from statistics import median
 
-import torch
 from tqdm import tqdm
 
 from minispec import drafters, theory
@@ -32,24 +30,18 @@ from minispec.trace import Trace
 from minispec_course.labs.presets import attention
 from minispec_course.labs.presets import seconds as pass_seconds
 
-from . import peers, shapes
-from .page import NONE, Headline, Section, Table, decoding, ratio, shown, spread, without
-from .peers import PAGE, SERVERS, Work
+from . import shapes
+from .page import Headline, Section, Table, decoding, ratio, shown, spread
 from .shapes import LAYERS, SHAPES, itemsize, prompt_of
 
 WITHOUT_MODEL = True
 PARTS = ("serving", "speculation")
-DEFAULTS = {  # by shape; the toy's take seconds on a CPU
-    "8b": dict(requests=256, max_num_seqs=128, token_budget=2048, context=500, tokens=64),
-    "toy": dict(requests=12, max_num_seqs=6, token_budget=64, context=50, tokens=24),
-}
-DEFAULTS["8b"] |= dict(prompt_lengths=[100, 1024], output_lengths=[100, 1024], sizes=[1, 2, 4, 8, 16, 32, 64, 128])
-DEFAULTS["toy"] |= dict(prompt_lengths=[10, 60], output_lengths=[10, 40], sizes=[1, 2, 4])
+Work = Sequence[tuple[Sequence[int], int]]  # prompts, and how many tokens to write after each
 
 # ---- serving ----
 
 BLOCK = 16  # tokens
-PLAIN, DRAFTING, PEER = "minispec", "minispec, drafting", "transformers"
+PLAIN, DRAFTING = "minispec", "minispec, drafting"
 
 
 def workload(
@@ -61,9 +53,9 @@ def workload(
     return [([random.randrange(vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
 
 
-def blocks_for(work: Work, rows: int, block: int = BLOCK, spare: int = 0) -> int:
+def blocks_for(work: Work, rows: int, spare: int = 0) -> int:
     """Enough that any `rows` of the requests fit at the same time: the largest do. `spare`: slots for drafts."""
-    return sum(sorted((-(-(len(prompt) + new + spare) // block) for prompt, new in work), reverse=True)[:rows])
+    return sum(sorted((-(-(len(prompt) + new + spare) // BLOCK) for prompt, new in work), reverse=True)[:rows])
 
 
 def floor_seconds(hardware: theory.Hardware, weights: int, kept: float, size: int, work: Work, rows: int) -> float:
@@ -81,10 +73,11 @@ def floor_seconds(hardware: theory.Hardware, weights: int, kept: float, size: in
 
 
 def served(engine: Engine, work: Work) -> dict:
-    """All requests by an engine that may have served others before."""
+    """All requests by an engine that may have served others before, each as long as asked."""
     before = engine.metrics()["totals"]
     ids = [engine.add(prompt, new) for prompt, new in work]
     outs, after = engine.run(), engine.metrics()["totals"]
+    assert [len(outs[id].tokens) for id in ids] == [new for _, new in work], "an output has another length"
     trace = Trace.of(outs[id] for id in ids)
     seconds = {part: spent - before["seconds"][part] for part, spent in after["seconds"].items()}
     return {
@@ -96,54 +89,24 @@ def served(engine: Engine, work: Work) -> dict:
     }
 
 
-def in_turn(
-    ways: dict[str, Callable[[Work], dict]], work: Work, repeat: int, device
-) -> tuple[dict[str, dict], dict[str, list[float]], dict[str, str]]:
-    """Each way's last result, its seconds in every round, and why the peer is missing if it broke down on the way."""
-    last, seconds, broken = {}, {name: [] for name in ways}, {}
-
-    def serve(name: str) -> None:
-        last[name] = ways[name](work)
-        if [len(text) for text in last[name]["texts"]] != [new for _, new in work]:
-            raise RuntimeError(f"{name} did not generate as many tokens as it was asked for")
-
-    for _, name in tqdm(list(product(range(repeat), ways)), leave=False, disable=None):  # on terminals only
-        if name in broken:
-            continue
-        try:
-            seconds[name].append(median_time(lambda: serve(name), 1, 0, device).median)  # noqa: B023
-        except Exception as error:
-            if name != PEER:
-                raise
-            broken[name] = peers.reason(error)  # what has been measured of ours is not lost
-    for name in broken:
-        last.pop(name, None), seconds.pop(name)
-    return last, seconds, broken
-
-
 def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dict:
     config, size = target.config, target.dtype.itemsize
     work = workload(config.vocab_size, args.requests, args.prompt_lengths, args.output_lengths, args.seed)
-    blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
+    blocks = blocks_for(work, args.max_num_seqs, spare=args.k)
     sizes = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs)
     options = dict(max_num_batched_tokens=args.token_budget, enable_prefix_caching=False, history=1, **sizes)
     engines = {PLAIN: Engine(target, **options)}
     if args.draft_budget:
         drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)
         engines[DRAFTING] = Engine(target, drafter, **depth, **options)
-    ways: dict[str, Callable[[Work], dict]] = {name: partial(served, engine) for name, engine in engines.items()}
-    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, args.max_num_seqs, PAGE) * PAGE
-    # Warms up: one token, two, three …, so that the batch passes through every size. The peer does so in its trial.
+    # Warms up: one token, two, three …, so that the batch passes through every size.
     short = [(prompt[:BLOCK], min(new, 1 + row)) for row, (prompt, new) in enumerate(work[: args.max_num_seqs])]
-    for way in ways.values():
-        way(short)
-    limits = (args.max_num_seqs, memory, args.token_budget)
-    server, skipped = peers.continuous_batching(args.peers, target, work, *limits)
-    peer = None
-    with closing(server) if server else nullcontext():
-        if server:
-            ways[PEER], peer = lambda some: {"texts": server.serve(some)}, server.facts()
-        last, seconds, broken = in_turn(ways, work, args.repeat, target.device)
+    for engine in engines.values():
+        served(engine, short)
+    last, seconds = {}, {name: [] for name in engines}
+    for _, name in tqdm(list(product(range(args.repeat), engines)), leave=False, disable=None):  # on terminals only
+        serve = lambda: last.update({name: served(engines[name], work)})  # noqa: B023, E731
+        seconds[name].append(median_time(serve, 1, 0, target.device).median)
     for engine in engines.values():
         engine.shutdown()
 
@@ -151,11 +114,9 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
     floor = floor_seconds(hardware, weight_bytes(target), attention(config, size)[0], size, work, args.max_num_seqs)
     results, texts = {}, {name: way.pop("texts") for name, way in last.items()}
     for name, taken in seconds.items():
-        ratios = [theirs / ours for ours, theirs in zip(taken, seconds.get(PEER, taken), strict=True)]
         results[name] = {
             "tokens_per_second": asdict(Timing.of(taken).rate(tokens)),
             "of_floor": floor / median(taken),
-            "over_peer": asdict(Timing.of(ratios)) if PEER in seconds else None,
             "same_texts": sum(a == b for a, b in zip(texts[name], texts[PLAIN], strict=True)),
             **last[name],
         }
@@ -172,8 +133,6 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
         "block_size": BLOCK,
         "floor_seconds": floor,
         "floor_tokens_per_second": tokens / floor,
-        "peer": peer,
-        "skipped": skipped | broken,
         "results": results,
     }
 
@@ -182,26 +141,17 @@ def serving_section(part: dict) -> Section:
     best, rows = part["floor_tokens_per_second"], []
     for name, row in part["results"].items():
         rate = row["tokens_per_second"]
-        over = spread(row["over_peer"], 1) if row["over_peer"] else NONE
         bound = [f"{best:,.0f}", ratio(rate["median"], best)]
-        rows.append([name, spread(rate, 1, 0, ","), *bound, over, shown(row.get("acceptance"))])
-    (low, high), (least, most), peer = part["prompt_lengths"], part["output_lengths"], part["peer"]
-    notes = without(part["skipped"])
-    if peer:
-        notes.append(
-            f"transformers {peer['transformers']}: continuous batching of {peer['max_num_seqs']} at a time, "
-            f"{peer['attention']} attention, {'' if any(peer['cuda_graphs']) else 'no '}CUDA graphs, "
-            f"{'' if peer['compiled'] else 'not '}compiled."
-        )
+        rows.append([name, spread(rate, 1, 0, ","), *bound, shown(row["acceptance"])])
+    (low, high), (least, most) = part["prompt_lengths"], part["output_lengths"]
     first, row = next(iter(part["results"].items()))
     return Section(
         "",
         f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to generate after each, "
         f"{part['max_num_seqs']} at a time. Predicted is the bound for plain decoding: reading the weights once per "
         "pass, and the cache of every sequence.",
-        [Table(["serving", "tokens/s", "predicted", "measured / predicted", "× transformers", "α"], rows)],
+        [Table(["serving", "tokens/s", "predicted", "measured / predicted", "α"], rows)],
         Headline(f"tokens/s, {first}", row["tokens_per_second"]["median"], best, ",.0f"),
-        notes,
     )
 
 
@@ -352,9 +302,6 @@ def speculation_section(result: dict) -> Section:
 
 
 def run(args) -> dict:
-    for name, value in DEFAULTS[args.shape].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
     check(args)
     target, draft = shapes.random_pair(SHAPES[args.shape], args.device, args.epsilon, args.seed)
     result = shapes.facts(args, "batch", target) | {"epsilon": args.epsilon, "k": args.k}
@@ -374,8 +321,6 @@ def check(args) -> None:
     if (seqs := args.max_num_seqs) > args.token_budget:
         raise ValueError(f"token_budget={args.token_budget}: give at least max_num_seqs={seqs}, a token for each")
     longest = args.prompt_lengths[1] + args.output_lengths[1]
-    if args.num_blocks is not None and args.num_blocks * BLOCK < longest:
-        raise ValueError(f"num_blocks={args.num_blocks} of {BLOCK} tokens must hold one request of up to {longest}")
     if args.tokens < 2 * args.k + 3:
         raise ValueError(f"tokens={args.tokens}: two cycles of k={args.k} must fit, give at least {2 * args.k + 3}")
     config = shapes.check(args, args.tokens + args.k)
@@ -398,25 +343,17 @@ def section(result: dict) -> Section:
 
 
 def add_arguments(parser) -> None:
-    add, standard = partial(options.add, parser), {name: str(value) for name, value in DEFAULTS["8b"].items()}
-    shapes.add_arguments(parser, context=None, repeat=3)
+    add, span = partial(options.add, parser), ("LOW", "HIGH")
+    shapes.add_arguments(parser, repeat=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: both)")
     options.add_draft_length(parser, auto=False)
     shapes.add_epsilon(parser)
-    for name, meaning, count in (
-        ("requests", "to serve", None),
-        ("max_num_seqs", "requests at a time", None),
-        ("token_budget", "tokens per pass of both servers", None),
-        ("prompt_lengths", "the least and the greatest", 2),
-        ("output_lengths", "the least and the greatest", 2),
-        ("sizes", "of the full batches", "+"),
-        ("tokens", "to generate in the full batches", None),
-    ):
-        default = f"{meaning} (default: {standard[name].strip('[]')})"
-        add(name.replace("_", "-"), options.count, None, default, nargs=count)
+    add("requests", options.count, 256, "to serve")
+    add("max-num-seqs", options.count, 128, "requests at a time")
+    add("token-budget", options.count, 2048, "tokens per pass")
+    add("prompt-lengths", options.count, (100, 1024), "of the requests", span, nargs=2)
+    add("output-lengths", options.count, (100, 1024), "of their outputs", span, nargs=2)
+    add("sizes", options.count, [1, 2, 4, 8, 16, 32, 64, 128], "of the full batches", "N", nargs="+")
+    add("tokens", options.count, 64, "to generate in the full batches")
     options.add_temperature(parser, help="in the full batches, 0 is greedy")
-    add("num-blocks", options.count, None, "of both servers (default: all at a time fit)")
     add("draft-budget", options.natural, 64, "draft tokens per step while serving, 0: none")
-    every = ["graphs", "default"] if torch.cuda.is_available() else ["default"]
-    ways = f"ways to run transformers, of which the first that works counts: {', '.join(SERVERS)}"
-    add("peers", str, every, ways, "NAME", nargs="*", choices=SERVERS)

@@ -25,7 +25,7 @@ def run(args) -> dict:
     target, draft = shapes.random_pair(config, args.device, seed=args.seed)
     prompt = shapes.prompt_of(config, args.context, args.seed)
     result = shapes.facts(args, "decode", target) | {"new_tokens": args.tokens}
-    target.backend = Backend(target, lean=shapes.YES_NO[args.lean])
+    target.backend = Backend(target)
     theirs, skipped = peers.transformers_peers(args.peers, target, draft, prompt, args.tokens, 4, 0.0, args.seed)
     decoder = FastDecoder(target.backend.reserve(args.context + args.tokens))
     reference = Model(target.name, target.transformer)  # without a backend
@@ -68,6 +68,6 @@ def section(result: dict) -> Section:
 
 
 def add_arguments(parser) -> None:
-    shapes.add_pass_arguments(parser)
+    shapes.add_arguments(parser)
     peers.add_arguments(parser, ("eager", "static"))
     options.add_tokens(parser, 64)

@@ -1,17 +1,14 @@
-"""What to expect of a GPU: the tables of docs/gpu.md, from data sheets by theory.py, and from what was recorded.
+"""What to expect of a GPU: the table of docs/gpu.md, from data sheets by theory.py.
 
-Everything in the first is a bound: no kernel reads faster than the memory gives. The second says how near we came.
+Everything in it is a bound: no kernel reads faster than the memory gives. How near we came is in docs/benchmarks.md.
 """
 
-import json
 import re
 
 from minispec import theory
-from minispec.load.registry import BENCHMARKS
-from minispec.measure import where
-from minispec_course.labs import ladder, presets
+from minispec_course.labs import presets
 
-from .page import Table, spread
+from .page import Table
 
 LLAMA, SMOLLM2 = presets.SHAPES["Llama-3-8B"], presets.SHAPES["smollm2"]
 CONTEXT = 500  # cached tokens
@@ -44,40 +41,7 @@ def computed() -> Table:
     return Table([*head, "k = 4 gains up to batch"], rows)
 
 
-def measured() -> Table:
-    """What was recorded, one line per benchmark."""
-    results = [json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8")) for name in RECORDED]
-    decode, verify, cycle, drafters = results
-    launch, by_kind = decode["results"]["launch"], drafters["results"]
-    sixteen = next(row for row in verify["results"] if row["tokens"] == 16)
-    plain = spread(by_kind["free text"]["plain"]["tokens_per_second"], 1, 0, ",")
-    ranked = [(row["speedup"]["median"], f"{name}, {kind}") for kind in by_kind for name, row in by_kind[kind].items()]
-    gain, drafter = max(ranked)
-    share, best = launch["fraction_of_bandwidth"], ladder.largest_read()  # of that run's bandwidth; lesson 13's
-    other = f"{share * decode['bandwidth']['median'] / best:.0%} of our fastest read's {best / 1e12:.2f} TB/s"
-    shares = f"{share:.0%} of the bandwidth measured in that run, {other}"
-    drafts = f"a cycle of {cycle['k']} draft tokens at α = {cycle['acceptance']:.2f}"
-    rows = [
-        (decode, "a plain token of the 8B shape", f"{spread(launch['seconds_per_token'])} ms, {shares}"),
-        (verify, "a pass over 16 tokens, in passes over one", f"{sixteen['ratio']:.2f}"),
-        (cycle, drafts, f"{cycle['speedup']:.2f} times as fast as plain, predicted {cycle['predicted_speedup']:.2f}"),
-        (drafters, "SmolLM2, plain, free text", f"{plain} tokens/s"),
-        (drafters, f"SmolLM2, the best drafter: {drafter} prompts", f"{gain:.2f} times as fast as plain"),
-    ]
-    lines = [
-        [f"{result['date']}, {where(result['machine'])}", f"`python -m benchmarks {result['benchmark']}`", what, value]
-        for result, what, value in rows
-    ]
-    return Table(["date, GPU", "command", "what", "measured"], lines, range(4))
-
-
-RECORDED = ("decode", "verify", "speculate", "drafters")
-TABLES = {"computed": computed, "measured": measured}  # by the comments between which they stand on the page
-
-
 def filled(page: str) -> str:
-    """The page with both tables as they are now."""
-    for name, table in TABLES.items():
-        between = rf"(?s)(?<=<!-- {name} -->\n).*?(?=\n<!-- end -->)"
-        page = re.sub(between, lambda _, table=table: table().markdown(), page, count=1)
-    return page
+    """The page with the table as it is now, between its two comments."""
+    between = r"(?s)(?<=<!-- computed -->\n).*?(?=\n<!-- end -->)"
+    return re.sub(between, lambda _: computed().markdown(), page, count=1)

@@ -14,12 +14,12 @@ from minispec.cli import options
 from minispec.load.folder import default_dtype, load, usable_device
 from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, where
-from minispec_course.labs import ladder, pairs, presets
+from minispec_course.labs import ladder
 from minispec_course.labs.ladder import EAGER, GRAPH, SPLIT
 
 from .page import Headline, Section, Table, ratio, spread
 from .prompts import read_texts
-from .shapes import SHAPES, add_epsilon
+from .shapes import SHAPES, add_epsilon, prompt_of, random_pair
 
 WITHOUT_MODEL = True
 MODELS = {"cuda": ["smollm2", "8b"], "cpu": ["micro", "toy"]}
@@ -27,27 +27,13 @@ CONTEXT = {"cuda": 1000, "cpu": 48}
 
 
 def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
-    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
-
-    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
-    of its shape take as long.
-    """
-    weights = "random"
-    if name in pairs.SHAPES:
-        config = pairs.SHAPES[name]
-    else:
-        try:
-            target, draft = (load(one, device=device) for one in (name, f"{name}-draft"))
-            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
-            ids = target.encode(texts)
-            prompt = (ids * -(-context // len(ids)))[:context]
-            return target, draft, prompt, "trained"
-        except (OSError, ValueError) as error:
-            if name != "smollm2":
-                raise
-            config, weights = presets.SHAPES[name], f"random, of its shape ({type(error).__name__}: not available here)"
-    target, draft = pairs.random_pair(config, device, epsilon, seed)
-    return target, draft, pairs.prompt_of(config, context, seed), weights
+    """A target, its draft and a prompt of about `context` tokens; and whether its weights are random or trained."""
+    if config := SHAPES.get(name):
+        target, draft = random_pair(config, device, epsilon, seed)
+        return target, draft, prompt_of(config, context, seed), "random"
+    target, draft = (load(one, device=device) for one in (name, f"{name}-draft"))
+    ids = target.encode("\n\n".join(text for _, text in read_texts("builtin", target)))
+    return target, draft, (ids * -(-context // len(ids)))[:context], "trained"
 
 
 def run(args) -> dict:

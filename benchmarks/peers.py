@@ -1,7 +1,7 @@
 """The same weights in transformers, decoding the same prompts: what minispec's times are compared with.
 
-Each peer is a call that generates so many tokens after a prompt, and the last one serves many requests at once. Those
-that cannot be had (transformers is missing, a version does not know an option) are left out, with the reason.
+Each peer is a call that generates so many tokens after a prompt. Those that cannot be had (transformers is missing, a
+version does not know an option) are left out, with the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,87 +83,3 @@ def reason(error: Exception) -> str:
 
 def add_arguments(parser, default: Sequence[str]) -> None:
     options.add(parser, "peers", str, default, f"of transformers: {', '.join(PEERS)}", "NAME", nargs="*", choices=PEERS)
-
-
-# ---- many requests at once ----
-
-SERVERS = {"default": {}, "compiled": {"default_compile_level": 1}, "graphs": {"use_cuda_graph": True}}
-PAGE = 256  # tokens, theirs
-TRIAL = 64  # tokens at most, for each request of the warm-up
-Work = Sequence[tuple[Sequence[int], int]]  # prompts, and how many tokens to write after each
-
-
-class ContinuousBatching:
-    """transformers' own server on the very same tensors, started once and kept running.
-
-    `cache_tokens` is how many tokens its pages hold. No margin of them is kept free and no prefix is shared: there is
-    room for everybody, and the next round must read the same prompts again.
-    """
-
-    def __init__(self, theirs, options: dict, max_num_seqs: int, cache_tokens: int, token_budget: int):
-        from transformers import ContinuousBatchingConfig, GenerationConfig
-
-        options = options | {
-            "page_size": PAGE,
-            "num_blocks": -(-cache_tokens // PAGE),
-            "max_batch_tokens": token_budget,
-            "max_requests_per_batch": max_num_seqs,
-            "allow_block_sharing": False,
-            "safety_margin": 0.0,
-        }
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # −1 is no token: every run generates as much
-        config = ContinuousBatchingConfig(**options)
-        self.manager = theirs.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
-        self.attention = theirs.config._attn_implementation
-        self.manager.warmup()
-        self.manager.start()
-
-    def serve(self, work: Work) -> list[list[int]]:
-        """The texts, in the order of the requests."""
-        ids = [self.manager.add_request(list(prompt), max_new_tokens=n, eos_token_id=-1) for prompt, n in work]
-        texts: dict[str, list[int]] = {}
-        while len(texts) < len(ids):
-            out = self.manager.get_result(timeout=1)
-            if out is not None and out.error:
-                raise RuntimeError(f"continuous batching: {out.error}")
-            if out is not None and out.is_finished():
-                texts[out.request_id] = out.generated_tokens
-            elif out is None and not self.manager.is_running():
-                raise RuntimeError("continuous batching has stopped before its last request")
-        return [texts[id] for id in ids]
-
-    def facts(self) -> dict:
-        """What it really runs with: options that were left to it are decided by now."""
-        import transformers
-
-        config = self.manager.continuous_batching_config
-        return {
-            "transformers": transformers.__version__,
-            "attention": self.attention,
-            "cuda_graphs": list(config.cuda_graph_booleans),  # passes with prompts, passes that only decode
-            "compiled": config.varlen_compile_config is not None,
-            "max_num_seqs": config.max_requests_per_batch,
-        }
-
-    def close(self) -> None:
-        self.manager.stop(block=True, timeout=60)
-
-
-def continuous_batching(
-    names: Sequence[str], target: Model, work: Work, max_num_seqs: int, cache_tokens: int, token_budget: int
-) -> tuple[ContinuousBatching | None, dict[str, str]]:
-    """The first of SERVERS that works here, running and warm, and why not those before it."""
-    skipped, some = {}, [(prompt, min(new, TRIAL)) for prompt, new in work[:max_num_seqs]]
-    for name in names:
-        try:
-            theirs = as_transformers(target)
-            server = ContinuousBatching(theirs, SERVERS[name], max_num_seqs, cache_tokens, token_budget)
-            try:
-                server.serve(some)  # compiles and captures
-            except BaseException:
-                server.close()  # or its thread would keep the program from ending
-                raise
-            return server, skipped
-        except Exception as error:  # not installed, or another version than these lines were written for
-            skipped[f"transformers {name}"] = reason(error)
-    return None, skipped

@@ -1,4 +1,4 @@
-"""The results of benchmarks as docs/benchmarks.md, measured beside predicted, and the tables of docs/gpu.md.
+"""The results of benchmarks as docs/benchmarks.md, measured beside predicted, and the table of docs/gpu.md.
 
 Reads every JSON file of a folder that `python -m benchmarks … --json FILE` wrote. The same files make the same bytes.
 What the folder does not have is not on the page; files that are no result, or of a benchmark that has no place on the
@@ -121,7 +121,7 @@ def page(found: Mapping[str, tuple[dict, Section]]) -> str:
 def add_arguments(parser) -> None:
     shipped = "with results as JSON (default: those that come with the package)"
     options.add(parser, "from", Path, None, shipped, "FOLDER", dest="source")
-    options.add(parser, "out", Path, DOCS, f"for {PAGE}; the tables of its {GPU_PAGE} are put in, too", "FOLDER")
+    options.add(parser, "out", Path, DOCS, f"for {PAGE}; the table of its {GPU_PAGE} is put in, too", "FOLDER")
     parser.set_defaults(json=None)
 
 

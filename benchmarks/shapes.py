@@ -9,7 +9,7 @@ import torch
 
 from minispec.cli import options
 from minispec.gpu.capture import Captured
-from minispec.gpu.fused import FastTransformer
+from minispec.gpu.fused import FastTransformer, has_kernels
 from minispec.load.folder import usable_device
 from minispec.load.handle import Model
 from minispec.measure import machine, read_bandwidth, weight_bytes
@@ -18,19 +18,13 @@ from minispec_course.labs.pairs import LAUNCHES, LAYERS, SHAPES, prompt_of, rand
 from minispec_course.labs.presets import attention
 
 __all__ = ["LAUNCHES", "LAYERS", "SHAPES", "prompt_of", "random_pair", "several"]
-YES_NO = {"no": False, "yes": True}
 
 
-def add_arguments(parser, context: int | None = 500, repeat: int = 9) -> None:
+def add_arguments(parser, repeat: int = 9) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8b", help="of the target (default: %(default)s)")
-    options.add(parser, "context", options.count, context, "tokens before")
+    options.add(parser, "context", options.count, 500, "tokens before")
     options.add_repeat(parser, repeat)
     options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
-
-
-def add_pass_arguments(parser) -> None:
-    add_arguments(parser)
-    parser.add_argument("--lean", choices=YES_NO, default="yes", help="GEMMs with the small steps fused into them")
 
 
 def add_epsilon(parser) -> None:
@@ -53,7 +47,7 @@ def facts(args, name: str, target: Model) -> dict:
         "shape": args.shape,
         "dtype": str(target.dtype).removeprefix("torch."),
         "context": args.context,
-        "lean": vars(args).get("lean"),  # how products were computed, where that can be chosen
+        "lean": has_kernels(target.device, target.dtype),  # whether GEMMs take the small steps along
         "seed": args.seed,
         "repeat": args.repeat,
         "weight_bytes": weight_bytes(target),

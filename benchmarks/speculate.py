@@ -30,7 +30,7 @@ def run(args) -> dict:
     prompt, sampling = shapes.prompt_of(config, args.context, args.seed), Sampling(args.temperature)
     result = shapes.facts(args, "speculate", target)
     result |= {"k": args.k, "epsilon": args.epsilon, "temperature": args.temperature, "new_tokens": args.tokens}
-    room, lean = args.context + most, shapes.YES_NO[args.lean]
+    room, lean = args.context + most, result["lean"]
     big, small = (FastTransformer(model.transformer, 1, room, lean=lean) for model in (target, draft))
     plain, cycles = FastDecoder(big, sampling), FastSpeculator(big, small, args.k, sampling)
     trace = acceptance(cycles, prompt, args.cycles, args.texts)
@@ -131,7 +131,7 @@ def section(result: dict) -> Section:
 
 
 def add_arguments(parser) -> None:
-    shapes.add_pass_arguments(parser)
+    shapes.add_arguments(parser)
     peers.add_arguments(parser, ("eager", "assisted"))
     options.add_draft_length(parser, auto=False)
     shapes.add_epsilon(parser)

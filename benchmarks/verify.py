@@ -22,7 +22,7 @@ def run(args) -> dict:
     config = shapes.check(args, max(sizes))
     target, _ = shapes.random_pair(config, args.device, seed=args.seed)
     result = shapes.facts(args, "verify", target)
-    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), lean=shapes.YES_NO[args.lean])
+    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), lean=result["lean"])
     prompt = shapes.prompt_of(config, args.context, args.seed)
     quick.prefill(quick.places.new_tensor([prompt]), quick.places.new_tensor([len(prompt)]))
     calls = {m: shapes.several(shapes.captured_pass(quick, m, args.seed)) for m in sizes}
@@ -68,6 +68,6 @@ def section(result: dict) -> Section:
 
 
 def add_arguments(parser) -> None:
-    shapes.add_pass_arguments(parser)
+    shapes.add_arguments(parser)
     sizes = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32]
     options.add(parser, "sizes", options.count, sizes, "tokens per pass", "M", nargs="+")

@@ -38,10 +38,6 @@ def add_keep(parser, default: bool = False, bits: bool = True) -> None:
         options.add(parser, "keep-bits", options.count, 16, kept, choices=(8, 16))
 
 
-def add_bits(parser) -> None:
-    options.add(parser, "bits", options.count, 8, "of a stored weight, 2 to 8", choices=range(2, 9))
-
-
 def chosen(args, names: str) -> dict:
     """Some of the options, as keyword arguments."""
     return {name: getattr(args, name) for name in names.split()}

@@ -90,9 +90,10 @@ class Corpus:
     def __getitem__(self, rows) -> Corpus:
         return Corpus(self.tokens[rows], self.prompt[rows], self.length[rows], self.temperature[rows])
 
-    @property
-    def new_tokens(self) -> int:
-        return int((self.length - self.prompt).sum())
+    def greedy(self) -> Corpus:
+        """The greedy replies, where the best guess is all that counts; if there is none, all of them."""
+        chosen = self[self.temperature == 0]
+        return chosen if len(chosen) else self
 
     def asked(self, width: int) -> Tensor:
         """[N, width], True where a reply token is predicted: position t is asked for token t + 1."""
@@ -304,4 +305,5 @@ def run(args, target: Model) -> None:
         prompts = encode_prompts(target, texts, args.max_prompt)
     how = chosen(args, "rows temperatures batch seed")
     corpus = write(target, prompts, args.out, max_new_tokens=args.tokens, **how)
-    print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens generated for {len(prompts)} prompts in {args.out}")
+    tokens = int((corpus.length - corpus.prompt).sum())
+    print(f"{len(corpus)} rows, {tokens:,} tokens generated for {len(prompts)} prompts in {args.out}")

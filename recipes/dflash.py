@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,7 +46,6 @@ def head_from(
     hidden_layers: Sequence[int] | None = None,
     block: int = 8,
     mlp: int | None = None,
-    own_head: bool = False,
     mask_token: int | None = None,
 ) -> DFlashHead:
     """A drafter to train, made of some of the target's layers (None: the first and the last one).
@@ -58,7 +58,7 @@ def head_from(
     hidden_layers = spread(max(1, target.config.num_layers - public)) if hidden_layers is None else hidden_layers
     draft = draft_from(target, layers, head_ids, mlp)
     config = replace(draft.config, head_vocab=None, qk_norm=draft.config.qk_norm or public)
-    head = DFlashHead(config, head_ids, hidden_layers, block, own_head, public)
+    head = DFlashHead(config, head_ids, hidden_layers, block, False, public)
     head.layers.load_state_dict(draft.layers.state_dict(), strict=draft.config.qk_norm or not public)
     head.norm.load_state_dict(draft.norm.state_dict())
     with torch.no_grad():
@@ -71,8 +71,6 @@ def head_from(
             head.context_norm.weight.copy_(gains.mean(0))  # the layers do not norm it again
         else:
             head.mask.copy_(target.embed_tokens.weight.mean(0))
-        if own_head:
-            head.lm_head.weight.copy_(draft.lm_head.weight)
     return head.to(target.device)
 
 
@@ -144,17 +142,12 @@ def blanks_of(batch: Batch, anchors: Tensor, real: Tensor, block: int) -> tuple[
     return asking, real[..., None] & batch.asked.gather(1, asking.flatten(1)).view_as(asking)
 
 
-def block_loss(
-    head: DFlashHead, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float, hard: bool = False
-) -> Tensor:
+def block_loss(head: DFlashHead, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float) -> Tensor:
     """Σ_j e^{−(j − 1)/γ₀} · cross-entropy at the j-th blank, as a weighted mean over all blanks."""
     asking, learnt = blanks_of(batch, anchors, real, head.block)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None]
     with torch.no_grad():  # [n, A, B − 1, v]
-        if hard:  # all the mass on what was written
-            p = (head.head_ids == batch.tokens.roll(-1, 1)[row, asking][..., None]).float()
-        else:
-            p = lessons.law(batch.answers.states[row, asking], batch.answers.log_z[row, asking], head.head_ids)
+        p = lessons.law(batch.answers.states[row, asking], batch.answers.log_z[row, asking], head.head_ids)
     states = read_blocks(head, lessons.target, batch.tokens, batch.answers.hidden, anchors)
     logits = (states[:, :, 1:] @ head.head_rows(lessons.target).T).float()
     cross_entropy = p.sum(-1) * logits.logsumexp(-1) - (p * logits).sum(-1)  # −Σ p log q
@@ -163,18 +156,18 @@ def block_loss(
 
 
 def train(
-    head: DFlashHead,
+    head: torch.nn.Module,
     lessons: Lessons,
+    loss: Callable[..., Tensor] = block_loss,
     *,
     batch_tokens: int = 20_000,
     every: int = 6,
     decay: float | None = None,
-    hard: bool = False,
     seed: int = 0,
     **options,
 ) -> list[dict]:
-    """Teach the drafter one block for `every` tokens of a row; `decay` is γ₀, by default half a block. `options`: of
-    `fit`."""
+    """Teach a drafter, or several with a `loss` of their own, one block for `every` tokens of a row; `decay` is γ₀, by
+    default half a block. `options`: of `fit`."""
     decay = min(head.block / 2, 7) if decay is None else decay
     generator = torch.Generator(lessons.target.device)
     head.train()
@@ -182,7 +175,7 @@ def train(
     def loss_at(step: int) -> Tensor:
         batch = lessons.batch(step, seed, batch_tokens)
         anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
-        return block_loss(head, lessons, batch, anchors, real, decay, hard)
+        return loss(head, lessons, batch, anchors, real, decay)
 
     curve = fit(head, loss_at, **options)
     head.eval()
@@ -191,43 +184,43 @@ def train(
 
 @torch.no_grad()
 def calibrate(
-    target: Transformer,
-    head: DFlashHead,
-    corpus: Corpus,
-    *,
-    batch_tokens: int = 20_000,
-    every: int = 6,
-    seed: int = 0,
-    guess: Callable[[Tensor, Tensor], Tensor] | None = None,
+    target: Transformer, head: DFlashHead, corpus: Corpus, every: int = 6, guess: Callable[..., Tensor] | None = None
 ) -> dict:
-    """How often a blank is filled as the target did: given that all before it in the block were, and whatever was.
-    `guess` gives other logits than DFlash's: of states and the tokens before them.
+    """How often a blank is filled as the target did, given that all before it in the block were. `guess` gives other
+    logits than DFlash's: of a drafter, states, the tokens before them and the target.
 
-    The text follows the target's law, so the first is the chance that this draft is accepted; the expected tokens a
+    The text follows the target's law, so this is the chance that the draft token is accepted; the expected tokens a
     pass are 1 + Σ_j (the chance that the first j are right).
     """
     lessons = Lessons(target, corpus, head.hidden_layers, keep=False)
-    generator = torch.Generator(target.device).manual_seed(seed)
-    so_far, hits, alone, counted = (torch.zeros(head.block - 1, device=target.device) for _ in range(4))
-    for batch in lessons.in_order(batch_tokens):
+    generator = torch.Generator(target.device).manual_seed(0)
+    so_far, hits = (torch.zeros(head.block - 1, device=target.device) for _ in range(2))
+    for batch in lessons.in_order(20_000):
         anchors, real = anchors_in(batch.asked, every, generator)
         asking, learnt = blanks_of(batch, anchors, real, head.block)
         states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
         before, written = (
             x.gather(1, asking.flatten(1)).view_as(asking) for x in (batch.tokens, batch.tokens.roll(-1, 1))
         )
-        logits = guess(states, before) if guess else states @ head.head_rows(target).T  # [n, A, B − 1, v]
+        logits = guess(head, states, before, target) if guess else states @ head.head_rows(target).T  # [n, A, B − 1, v]
         right = (head.head_ids[logits.argmax(-1)] == written) & learnt
         whole = right.cumprod(-1)  # right so far
         before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
-        for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
-            total += seen.sum((0, 1))
+        hits += whole.sum((0, 1))
+        so_far += before.sum((0, 1))
     given = (hits / so_far.clamp(min=1)).tolist()
     return {
         "accuracy": [round(a, 4) for a in given],
-        "accuracy_alone": [round(a, 4) for a in (alone / counted.clamp(min=1)).tolist()],
         "tokens_per_pass": round(1 + float(torch.tensor(given).cumprod(0).sum()), 3),
     }
+
+
+def store(head: DFlashHead, target: Model, folder: Path, unseen: Corpus, bits: int = 8, **options) -> None:
+    """Save a drafter, with what is measured of what was stored. `options`: of `calibrate`."""
+    head.save(target, folder, bits)
+    measured = calibrate(target.transformer, type(head).load(target, folder), unseen.greedy(), **options)
+    head.save(target, folder, bits, **measured)
+    print(f"saved {folder}: {(folder / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
 
 
 def add_arguments(parser) -> None:
@@ -239,17 +232,14 @@ def add_arguments(parser) -> None:
     add("mlp", options.count, None, f"{neurons}; of more that --start may have these stay, fitted to the output of all")
     add("hidden-layers", options.natural, None, "depths to read (default: five, evenly spread)", nargs="+")
     arguments.add_head_vocab(parser)
-    parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
     parser.add_argument("--public", action="store_true", help="the published form, which engines load")
-    add("mask-token", options.natural, None, "of --public: a blank (default: a token not in use)", "ID")
     arguments.add_start(parser, "; without an own head it may get a larger --head-vocab")
     more = "of --start: layers that it gets in addition, made of these of the target"
     add("add-layers", options.natural, [], more, nargs="+")
-    parser.add_argument("--hard", action="store_true", help="learn the generated tokens, not the target's distribution")
     add("every", options.count, 6, "one block for so many tokens of a sequence")
     add("decay", options.positive, None, "γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)", "X")
     arguments.add_keep(parser)
-    arguments.add_bits(parser)
+    add("bits", options.count, 8, "of a stored weight, 2 to 8", choices=range(2, 9))
 
 
 def unused_token(corpus: Corpus, vocab_size: int) -> int:
@@ -266,7 +256,7 @@ def run(args, target: Model) -> None:
     learnt, unseen = split_rows(Corpus.load(*args.corpus))
     if args.start:
         head = DFlashHead.load(target, args.start)
-        asked = arguments.chosen(args, "block hidden_layers mlp head_vocab own_head")
+        asked = arguments.chosen(args, "block hidden_layers mlp head_vocab")
         asked["layers"] = args.layers and len(args.layers)
         if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
             del asked["mlp"]
@@ -283,18 +273,9 @@ def run(args, target: Model) -> None:
     else:
         V = target.config.vocab_size
         ids = frequent_tokens(learnt, V, min(args.head_vocab or 8192, V), always=sorted(target.end_tokens))
-        unused = unused_token(learnt, V) if args.mask_token is None else args.mask_token
-        shape = arguments.chosen(args, "layers hidden_layers mlp") | {"own_head": bool(args.own_head)}
-        mask = unused if args.public else None
-        head = head_from(target.transformer, ids, block=args.block or 8, mask_token=mask, **shape)
+        shape = arguments.chosen(args, "layers hidden_layers mlp") | {"block": args.block or 8}
+        head = head_from(target.transformer, ids, mask_token=unused_token(learnt, V) if args.public else None, **shape)
     keep = arguments.chosen(args, "keep keep_bits")
-    how = arguments.chosen(args, "steps lr every batch_tokens decay hard seed stop_after")
+    how = arguments.chosen(args, "steps lr every batch_tokens decay seed stop_after")
     train(head, Lessons(target.transformer, learnt, head.hidden_layers, **keep), folder=args.out, **how)
-    folder = args.out / "model"
-    head.save(target, folder, args.bits)
-    stored = DFlashHead.load(target, folder)  # what is measured is what was stored
-    greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts
-    measured = calibrate(target.transformer, stored, greedy if len(greedy) else unseen, every=args.every)
-    head.save(target, folder, args.bits, **measured)
-    size = (folder / "model.safetensors").stat().st_size / 1e6
-    print(f"saved {folder}: {size:.1f} MB, {measured}")
+    store(head, target, args.out / "model", unseen, args.bits, every=args.every)

@@ -135,7 +135,7 @@ def add_arguments(parser) -> None:
     options.add(parser, "mlp", options.count, None, "neurons kept in each layer's MLP (default: all of the target's)")
     arguments.add_head_vocab(parser, "; more than those of --start: its own and the next most frequent ones")
     arguments.add_start(parser)
-    arguments.add_bits(parser)
+    options.add(parser, "bits", options.count, 8, "of a stored weight, 2 to 8", choices=range(2, 9))
     options.add(parser, "recurrent", options.natural, None, "a hybrid as wide as --start: which layers", nargs="+")
 
 

@@ -29,7 +29,6 @@ from .loop import fit
 
 DECAY = 0.8
 UNROLL = 5
-SHAPE = ("hidden_layers", "layers", "mlp", "own_head", "form")
 FORMS = {"ours": Form(), "eagle3": Form.eagle3(), "eagle3.1": Form.eagle3(stream_norm="each", norm_output=True)}
 
 
@@ -138,13 +137,11 @@ def eagle_loss(head: EagleHead, lessons: Lessons, batch: Batch, steps: int = UNR
 
 
 @torch.no_grad()
-def calibrate(
-    target: Model, head: EagleHead, corpus: Corpus, steps: int = UNROLL, batch_tokens: int = 16_384
-) -> list[float]:
+def calibrate(target: Model, head: EagleHead, corpus: Corpus, steps: int = UNROLL) -> list[float]:
     """accuracy[j]: how often step j of a greedy draft along the text is the target's own choice."""
     lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
     hits, tries = (torch.zeros(steps, dtype=torch.float64, device=target.device) for _ in range(2))
-    for batch in lessons.in_order(batch_tokens):
+    for batch in lessons.in_order(16_384):
         answers = batch.answers
         row, place = batch.asked.nonzero(as_tuple=True)  # [m]
         best = target.transformer.lm_head(answers.states[row, place]).argmax(-1)
@@ -161,8 +158,6 @@ def learn(
     head: nn.Module, lessons: Lessons, *, unroll: int, lr=1.2e-3, batch_tokens: int = 20_000, seed: int = 0, **options
 ) -> list[dict]:
     """Train a head that drafts along the text, EAGLE's or an MTP module; the curve of its loss. `options`: of `fit`."""
-    if not (isinstance(unroll, int) and unroll >= 1):
-        raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
 
     def loss_at(step: int) -> Tensor:
         return eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll)
@@ -178,49 +173,12 @@ def store(head: nn.Module, target: Model, folder: Path, unseen: Corpus, steps: i
     head.accuracy = calibrate(target, type(head).load(target, folder), unseen, steps)
     head.save(target, folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
-    own_head = getattr(head, "own_head", False)
-    read = sum(p.numel() for p in head.parameters()) + (0 if own_head else head.head.numel())
-    share = read / target.num_parameters  # the LM head's rows are read, whoever owns them
-    print(
-        f"saved {folder}: {size / 1e6:.1f} MB, reads {read / 1e6:.1f} M parameters per pass, {share:.3f} of the target"
-    )
+    print(f"saved {folder}: {size / 1e6:.1f} MB")
     print("right at step 1, 2, …, given that all before was: " + "  ".join(f"{a:.3f}" for a in head.accuracy))
-
-
-def train_head(
-    target: Model,
-    corpus: Corpus,
-    *,
-    head_vocab: int | None = None,
-    start: str | Path | None = None,
-    unroll: int = UNROLL,
-    keep: bool = False,
-    keep_bits: int = 16,
-    seed: int = 0,
-    **options,
-) -> tuple[EagleHead, list[dict]]:
-    """A head, trained on text the target generated, and the curve of its loss.
-
-    `head_vocab` is how many tokens it can propose (None: all). With `start`, training goes on from a stored head, which
-    has its own shape and tokens. `options` are those of EagleHead (SHAPE) and of `learn`.
-    """
-    learnt, _ = split_rows(corpus)
-    shape = {name: options.pop(name) for name in SHAPE if name in options}
-    if start:
-        head = EagleHead.load(target, start)
-        go_on(head, start, head.shape, shape | {"head_vocab": head_vocab})
-    else:
-        V = target.config.vocab_size
-        ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
-        head = new_head(target, ids, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
-    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep, keep_bits=keep_bits)
-    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
 
 
 def add_arguments(parser) -> None:
     arguments.add_training(parser, 4000, 1.2e-3)
-    streams = "streams of the target that the head reads"
-    options.add(parser, "hidden-layers", options.natural, None, streams, nargs="+")
     forms = "ours has a path of the token around attention; eagle3 and eagle3.1 are as published (default: ours)"
     parser.add_argument("--form", choices=FORMS, help=forms)
     options.add(parser, "layers", options.count, None, "decoder layers of the head (default: 1)")
@@ -236,9 +194,17 @@ def run(args, target: Model) -> None:
     if args.start and args.form:
         raise ValueError(f"--form {args.form}: the head in --start {args.start} has its own; leave one of them out")
     corpus = Corpus.load(*args.corpus)
-    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep keep_bits seed stop_after")
-    shape = arguments.chosen(args, "hidden_layers layers mlp own_head")
-    shape |= {"form": FORMS[args.form]} if args.form else {}
-    head_vocab = args.head_vocab or (None if args.start else 8192)
-    head, _ = train_head(target, corpus, folder=args.out, head_vocab=head_vocab, **how, **shape)
-    store(head, target, args.out / "model", split_rows(corpus)[1], args.unroll)
+    learnt, unseen = split_rows(corpus)
+    shape = arguments.chosen(args, "layers mlp own_head")
+    if args.start:
+        head = EagleHead.load(target, args.start)
+        go_on(head, args.start, head.shape, shape | {"head_vocab": args.head_vocab})
+    else:
+        V, form = target.config.vocab_size, FORMS[args.form or "ours"]
+        ids = frequent_tokens(corpus, V, min(args.head_vocab or 8192, V), always=sorted(target.end_tokens))
+        given = {name: value for name, value in shape.items() if value is not None}
+        head = new_head(target, ids, seed=args.seed, form=form, **given).float()
+    lessons = Lessons(target.transformer, learnt, head.hidden_layers, **arguments.chosen(args, "keep keep_bits"))
+    how = arguments.chosen(args, "steps lr batch_tokens unroll seed stop_after")
+    learn(head, lessons, folder=args.out, **how)
+    store(head, target, args.out / "model", unseen, args.unroll)

@@ -98,7 +98,6 @@ def train_heads(
     steps: int = 600,
     lr: float = 4e-3,
     batch_tokens: int = 512,
-    count: int | None = None,
     head_vocab: int | None = None,
     own_head: bool | str | None = None,
     blocks: int | None = None,
@@ -114,7 +113,7 @@ def train_heads(
 
     As it stands, `train_heads(ms.load("micro"))` is a lesson's live training: the target writes a few stories, and the
     heads learn from them in under a minute on one CPU core. Most of a step is W₂, so they propose only the `head_vocab`
-    most frequent tokens (768). There are `count` heads (4) with the target's W₂, or one to train (`own_head`), and as
+    most frequent tokens (768). There are four heads with the target's W₂, or one to train (`own_head`), and as
     many `blocks` (1). With `start`, all that is as in a stored folder, and training goes on from there; heads that
     borrow W₂ may then be `enlarged`. `folder` keeps checkpoints, to resume. The accuracy of `candidates` of each head
     (10) is measured, with `greedy` on greedy replies alone.
@@ -123,17 +122,17 @@ def train_heads(
     learnt, held_out = split_rows(corpus)
     if start:
         heads = MedusaHeads.load(target, start)
-        stored = {name: getattr(heads, name) for name in ("count", "own_head", "blocks")}
+        stored = {name: getattr(heads, name) for name in ("own_head", "blocks")}
         stored["head_vocab"] = heads.head.shape[-2]
         more = {"head_vocab": head_vocab, "own_head": own_head, "blocks": blocks}
-        go_on(heads, start, stored, {"count": count} | ({} if heads.borrows else more))
+        go_on(heads, start, stored, {} if heads.borrows else more)
         if heads.borrows:
             heads = enlarged(heads, target, corpus, **more)
     else:
         V, ids = target.config.vocab_size, None
         if (size := head_vocab or 768) < V:
             ids = frequent_tokens(corpus, V, size, always=sorted(target.end_tokens))
-        heads = MedusaHeads(target, count or 4, ids, own_head or False, blocks or 1).float()
+        heads = MedusaHeads(target, 4, ids, own_head or False, blocks or 1).float()
     if candidates:
         heads.guess(candidates)
     lessons = Lessons(target.transformer, learnt, keep=keep)
@@ -144,14 +143,8 @@ def train_heads(
     with tempfile.TemporaryDirectory() as scratch:
         curve = fit(heads, loss_at, steps=steps, lr=lr, folder=folder or Path(scratch) / "medusa", **options)
     heads.requires_grad_(False).eval()
-    heads.accuracy = calibrate(target, heads, only_greedy(held_out) if greedy else held_out)
+    heads.accuracy = calibrate(target, heads, held_out.greedy() if greedy else held_out)
     return heads, curve
-
-
-def only_greedy(corpus: Corpus) -> Corpus:
-    """The greedy replies; if there is none, all of them."""
-    chosen = corpus[corpus.temperature == 0]
-    return chosen if len(chosen) else corpus
 
 
 def openings(target: Model, count: int, rng: random.Random) -> list[list[int]]:
@@ -174,7 +167,6 @@ def add_arguments(parser) -> None:
     options.add(text, "corpus", Path, None, arguments.CORPUS, "FOLDER", nargs="+")
     options.add(text, "stories", options.count, None, "instead, N stories that the target tells first (micro)")
     arguments.add_training(parser, 3000, 2e-3, corpus=False)
-    options.add(parser, "heads", options.count, None, "how many tokens ahead they look (default: 4)")
     arguments.add_head_vocab(parser)
     copies = "also train a copy of the LM head, one for all heads; each: one for each; map: one for each, as the "
     copies += "target's times a small matrix"
@@ -196,13 +188,13 @@ def run(args, target: Model) -> None:
         corpus = Corpus.load(*args.corpus)
     names = "steps lr batch_tokens own_head blocks candidates greedy start keep seed stop_after"
     head_vocab = args.head_vocab or (None if args.start else 8192)
-    how = arguments.chosen(args, names) | dict(head_vocab=head_vocab, count=args.heads)
+    how = arguments.chosen(args, names) | dict(head_vocab=head_vocab)
     heads, _ = train_heads(target, corpus, folder=args.out, **how)
     folder = args.out / "model"
     heads.save(target, folder)
     stored = MedusaHeads.load(target, folder)
     _, unseen = split_rows(corpus)  # what is stored is measured: 8 bits, the target's dtype
-    heads.accuracy = calibrate(target, stored, only_greedy(unseen) if args.greedy else unseen)
+    heads.accuracy = calibrate(target, stored, unseen.greedy() if args.greedy else unseen)
     heads.save(target, folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"saved {folder}: {size / 1e6:.1f} MB, {heads.count} heads")

@@ -8,8 +8,6 @@ Qwen3-Next's does, and the second and third tokens of a draft are right more oft
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from minispec.cli import options
@@ -19,10 +17,9 @@ from minispec.load.handle import Model
 from . import arguments
 from .corpus import Corpus
 from .eagle import copy_neurons, learn, store
-from .lessons import Lessons, go_on, split_rows
+from .lessons import Lessons, split_rows
 
 UNROLL = 3
-SHAPE = ("mlp",)
 
 
 @torch.no_grad()
@@ -45,33 +42,18 @@ def new_head(target: Model, *, seed: int = 0, **options) -> MTPHead:
     return head
 
 
-def train_head(
-    target: Model, corpus: Corpus, *, start: str | Path | None = None, unroll=UNROLL, keep=False, seed=0, **options
-) -> tuple[MTPHead, list[dict]]:
-    """A module, trained on text the target generated, and the curve of its loss. `options` are those of MTPHead (SHAPE)
-    and of `learn`."""
-    learnt, _ = split_rows(corpus)
-    shape = {name: options.pop(name) for name in SHAPE if name in options}
-    if start:
-        head = MTPHead.load(target, start)
-        go_on(head, start, head.shape, shape)
-    else:
-        head = new_head(target, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
-    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep)
-    return head, learn(head, lessons, unroll=unroll, seed=seed, **options)
-
-
 def add_arguments(parser) -> None:
     arguments.add_training(parser, 4000, 1.2e-3)
     options.add(parser, "mlp", options.count, None, "neurons of its layer (default: as many as the target's)")
-    arguments.add_start(parser)
     drafted = "steps to draft along the text in training: 1 is DeepSeek-V3's way"
     options.add(parser, "unroll", options.count, UNROLL, drafted)
     arguments.add_keep(parser, bits=False)
 
 
 def run(args, target: Model) -> None:
-    corpus = Corpus.load(*args.corpus)
-    how = arguments.chosen(args, "steps lr batch_tokens unroll start keep seed stop_after mlp")
-    head, _ = train_head(target, corpus, folder=args.out, **how)
-    store(head, target, args.out / "model", split_rows(corpus)[1], UNROLL)
+    learnt, unseen = split_rows(Corpus.load(*args.corpus))
+    head = new_head(target, seed=args.seed, mlp=args.mlp).float()
+    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=args.keep)
+    how = arguments.chosen(args, "steps lr batch_tokens unroll seed stop_after")
+    learn(head, lessons, folder=args.out, **how)
+    store(head, target, args.out / "model", unseen, UNROLL)

@@ -12,6 +12,7 @@ cheapest go first, a few at a time, and the rest take over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,14 +42,12 @@ def narrow(mlps: Sequence[MLP], count: int, use: Callable[[], object]) -> list[d
     """The weights of MLPs with `count` neurons each that do what these do while `use` runs, as nearly as can be."""
     grams = [mlp.down_proj.weight.new_zeros(2 * [mlp.down_proj.in_features], dtype=torch.float32) for mlp in mlps]
 
-    def watch(gram: Tensor):
-        def look(module, given) -> None:
-            a = given[0].flatten(0, -2).float()  # [n, m]
-            gram.add_(a.T @ a)
+    def look(gram: Tensor, module, given) -> None:
+        a = given[0].flatten(0, -2).float()  # [n, m]
+        gram.add_(a.T @ a)
 
-        return look
-
-    watching = [mlp.down_proj.register_forward_pre_hook(watch(gram)) for mlp, gram in zip(mlps, grams, strict=True)]
+    both = zip(mlps, grams, strict=True)
+    watching = [mlp.down_proj.register_forward_pre_hook(partial(look, gram)) for mlp, gram in both]
     use()
     for hook in watching:
         hook.remove()

@@ -1,8 +1,7 @@
 """Teach what DFlash 2 and DSpark add to a block drafter (drafters/dflash2.py, drafters/dspark.py), both at once.
 
-The blocks are those of recipes/dflash.py, of a drafter that is there (--backbone). Each blank is told the token that
-was written before it, and learns the target's distribution there. First the backbone is left as it is; with
---tune-steps it then learns along, DFlash's own loss among the others, and is stored beside what was added.
+The blocks are those of recipes/dflash.py, of a drafter that is there (--backbone) and stays as it is. Each blank is
+told the token that was written before it, and learns the target's distribution there.
 """
 
 from __future__ import annotations
@@ -26,36 +25,27 @@ from minispec.model import Transformer
 
 from . import arguments
 from .corpus import Corpus
-from .dflash import anchors_in, blanks_of, calibrate, read_blocks
+from .dflash import blanks_of, read_blocks, store, train
 from .lessons import Batch, Lessons, split_rows
-from .loop import fit
 
 
-def copied(kind: type[DFlashHead], b: DFlashHead, **shape) -> DFlashHead:
-    """A drafter of this kind with the backbone of b."""
+@torch.no_grad()
+def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
+    """A drafter of this kind with the backbone of b, to train: its scores are all zero."""
     head = kind(b.config, b.head_ids, b.hidden_layers, b.block, b.lm_head is not None, b.public, **shape)
     head = head.to(b.head_ids.device, b.dtype)
     head.load_state_dict(b.state_dict(), strict=False)
     if b.public:
         head.mask_token_id, head.mask = b.mask_token_id, b.mask
-    return head
-
-
-@torch.no_grad()
-def new_head(kind: type[PairHead], b: DFlashHead, **shape) -> PairHead:
-    """A drafter with this backbone to train, whose scores are all zero."""
-    head = copied(kind, b, **shape)
     for zero in [head.pairs.gate] if kind is DFlash2Head else [head.pairs.second, head.confidence]:
         torch.nn.init.zeros_(zero.weight)
     return head
 
 
-def best_logits(head: DFlashHead, states: Tensor, before: Tensor, target: Transformer) -> Tensor:
+def best_logits(head: PairHead, states: Tensor, before: Tensor, target: Transformer) -> Tensor:
     """Logits [..., v] of blanks with these states [..., d] after the tokens `before` [...]."""
     rows = head.head_rows(target)
     unary = (states @ rows.T).float()
-    if not isinstance(head, PairHead):
-        return unary
     context = head.pairs.gated(head.pairs.before(before, target.embed_tokens.weight), states)
     scores = (context @ head.pairs.second(rows).T).float()
     if head.kind == "dspark":
@@ -65,53 +55,22 @@ def best_logits(head: DFlashHead, states: Tensor, before: Tensor, target: Transf
 
 
 def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float):
-    """The weighted mean over all blanks of the cross-entropies of all that draft, and of DSpark's confidence in
-    Σ min(p, q)."""
+    """The weighted mean over all blanks of both cross-entropies, and of DSpark's confidence in Σ min(p, q)."""
     two, spark, target = heads["dflash2"], heads["dspark"], lessons.target
     asking, learnt = blanks_of(batch, anchors, real, two.block)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None].expand_as(asking)[learnt]
     place, before = asking[learnt], batch.tokens[row, asking[learnt]]  # [N] each
     weight = torch.exp(-torch.arange(two.block - 1, device=anchors.device) / decay).expand_as(learnt)[learnt]
-    tuned = two.fc.weight.requires_grad
     with torch.no_grad():
         p = lessons.law(batch.answers.states[row, place], batch.answers.log_z[row, place], two.head_ids)  # [N, v]
-    with torch.set_grad_enabled(tuned):
         states = read_blocks(two, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:][learnt]  # [N, d]
     log_q = [best_logits(head, states, before, target).log_softmax(-1) for head in (two, spark)]
-    if tuned:
-        log_q.append((states @ two.head_rows(target).T).float().log_softmax(-1))
     loss = -sum((p * x).sum(-1) for x in log_q)
     overlap = torch.minimum(p, log_q[1].detach().exp()).sum(-1)
     codes = spark.pairs.before(before, target.embed_tokens.weight)
-    sure = spark.confidence(torch.cat([states, codes], -1).detach())[:, 0].float()
+    sure = spark.confidence(torch.cat([states, codes.detach()], -1))[:, 0].float()
     loss = loss + F.binary_cross_entropy_with_logits(sure, overlap, reduction="none")
     return (weight * loss).sum() / weight.sum()
-
-
-def train(heads: nn.ModuleDict, lessons: Lessons, *, batch_tokens=16_000, every=6, decay=4.0, seed=0, **options):
-    generator = torch.Generator(lessons.target.device)
-
-    def loss_at(step: int) -> Tensor:
-        batch = lessons.batch(step, seed, batch_tokens)
-        anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
-        return pair_loss(heads, lessons, batch, anchors, real, decay)
-
-    return fit(heads, loss_at, **options)
-
-
-def store(target: Model, heads: nn.ModuleDict, folder: Path, backbone: str | None, bits: int, unseen: Corpus) -> None:
-    """Both additions, and the backbone too unless it is found by this name. What is stored is measured."""
-    two, spark = heads.values()
-    backbone_alone = copied(DFlashHead, two)
-    spark.load_state_dict(backbone_alone.state_dict(), strict=False)
-    for head in (*([] if backbone else [backbone_alone]), two, spark):
-        head.backbone, out, plain = backbone or "../dflash", folder / head.kind, head is backbone_alone
-        head.save(target, out, bits if plain else 8)
-        stored = type(head).load(target, out)
-        guess = partial(best_logits, stored, target=target.transformer)
-        measured = calibrate(target.transformer, stored, unseen, guess=guess)
-        head.save(target, out, bits if plain else 8, **measured)
-        print(f"saved {out}: {(out / 'model.safetensors').stat().st_size / 1e6:.2f} MB, {measured}", flush=True)
 
 
 def add_arguments(parser) -> None:
@@ -120,20 +79,17 @@ def add_arguments(parser) -> None:
     parser.add_argument("--backbone", metavar="NAME", help="a DFlash drafter (default: the one that ships)")
     add("rank", options.count, 256, "of the scores")
     add("neurons", options.count, 1024, "of the MLP that makes A of an embedding")
-    add("tune-steps", options.natural, 0, "then so many steps in which the backbone learns, too")
     add("every", options.count, 6, "one block for so many tokens of a sequence")
     add("decay", options.positive, 4.0, "γ₀: the j-th blank counts exp(−(j − 1) / γ₀)", "X")
     arguments.add_keep(parser)
-    add("bits", options.count, 8, "of a stored weight of the backbone, 2 to 8", choices=range(2, 9))
 
 
 def run(args, target: Model) -> None:
     learnt, unseen = split_rows(Corpus.load(*args.corpus))
-    greedy = unseen[unseen.temperature == 0]
-    unseen, name = greedy if len(greedy) else unseen, args.backbone or f"{target.name}-dflash"
+    name = args.backbone or f"{target.name}-dflash"
     base = DFlashHead.load(target, name)
     fill(base.float(), locate(name))  # again, for a target in half precision has rounded them
-    beside = relpath(name, args.out / "frozen" / "dflash2") if Path(name).is_dir() else name  # as seen from there
+    beside = relpath(name, args.out / "dflash2") if Path(name).is_dir() else name  # as seen from there
     shape = dict(rank=args.rank, neurons=args.neurons, backbone=beside)
     heads = nn.ModuleDict({kind.kind: new_head(kind, base, **shape) for kind in (DFlash2Head, DSparkHead)})
     heads.requires_grad_(False)
@@ -141,10 +97,7 @@ def run(args, target: Model) -> None:
         head.pairs.requires_grad_(True)
     heads["dspark"].confidence.requires_grad_(True)
     lessons = Lessons(target.transformer, learnt, base.hidden_layers, **arguments.chosen(args, "keep keep_bits"))
-    how = arguments.chosen(args, "batch_tokens every decay seed stop_after")
-    train(heads, lessons, steps=args.steps, lr=args.lr, folder=args.out / "frozen", **how)
-    store(target, heads, args.out / "frozen", beside, args.bits, unseen)
-    if args.tune_steps:
-        heads["dflash2"].requires_grad_(True)
-        train(heads, lessons, steps=args.tune_steps, lr=args.lr / 2, folder=args.out / "tuned", **how)
-        store(target, heads, args.out / "tuned", None, args.bits, unseen)
+    how = arguments.chosen(args, "steps lr batch_tokens every decay seed stop_after")
+    train(heads, lessons, pair_loss, folder=args.out, **how)
+    for head in heads.values():
+        store(head, target, args.out / head.kind, unseen, guess=best_logits)

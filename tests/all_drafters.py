@@ -10,37 +10,32 @@ from recipes import mtp
 from recipes.eagle import new_head
 
 D = ms.drafters
-FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
-    "model": ("Model", lambda target, draft: D.Model(draft)),
-    "model, hotter": ("Model", lambda target, draft: D.Model(draft, ms.Sampling(temperature=1.6))),
-    "model, greedy": ("Model", lambda target, draft: D.Model(draft, ms.Sampling(temperature=0.0))),
-    "ngram": ("NGram", lambda target, draft: D.NGram()),
-    "suffix": ("Suffix", lambda target, draft: D.Suffix()),
-    "early exit": ("EarlyExit", lambda target, draft: D.EarlyExit(target, 1)),
-    "quantized, 8 bits": ("Quantized", lambda target, draft: D.Quantized(target, bits=8)),
-    "quantized, 4 bits": ("Quantized", lambda target, draft: D.Quantized(target, bits=4)),
-    "cascade": ("Cascade", lambda target, draft: D.Cascade(D.NGram(), draft)),
-    "cascade of models": ("Cascade", lambda target, draft: D.Cascade(D.Model(draft), D.Quantized(target, 4).draft)),
-    "lookahead": ("Lookahead", lambda target, draft: D.Lookahead(target)),
-    "medusa": ("Medusa", lambda target, draft: D.Medusa(target, random_medusa(target), nodes=6)),
-    "medusa, chain": ("Medusa", lambda target, draft: D.Medusa(target, random_medusa(target), tree="chain")),
-    "eagle, tree": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), width=3, nodes=8)),
-    "eagle, chain": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), tree=False)),
-    "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=False)),
-    "mtp": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target))),
-    "mtp, tree": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8)),
-    "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
-    "ahead": ("Ahead", lambda target, draft: D.Ahead(D.Model(draft), 5)),
-    "dflash2": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), tree=False)),
-    "dflash2, tree": ("DFlash2", lambda target, draft: D.DFlash2(target, random_pairs(target), nodes=8)),
-    "dspark": ("DSpark", lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.6)),
-    "dspark, whole": (
-        "DSpark",
-        lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0),
-    ),
+ALL: dict[str, Callable[[ms.Model, ms.Model], D.Drafter]] = {
+    "model": lambda target, draft: D.Model(draft),
+    "model, hotter": lambda target, draft: D.Model(draft, ms.Sampling(temperature=1.6)),
+    "model, greedy": lambda target, draft: D.Model(draft, ms.Sampling(temperature=0.0)),
+    "ngram": lambda target, draft: D.NGram(),
+    "suffix": lambda target, draft: D.Suffix(),
+    "early exit": lambda target, draft: D.EarlyExit(target, 1),
+    "quantized, 8 bits": lambda target, draft: D.Quantized(target, bits=8),
+    "quantized, 4 bits": lambda target, draft: D.Quantized(target, bits=4),
+    "cascade": lambda target, draft: D.Cascade(D.NGram(), draft),
+    "cascade of models": lambda target, draft: D.Cascade(D.Model(draft), D.Quantized(target, 4).draft),
+    "lookahead": lambda target, draft: D.Lookahead(target),
+    "medusa": lambda target, draft: D.Medusa(target, random_medusa(target), nodes=6),
+    "medusa, chain": lambda target, draft: D.Medusa(target, random_medusa(target), tree="chain"),
+    "eagle, tree": lambda target, draft: D.Eagle(target, random_eagle(target), width=3, nodes=8),
+    "eagle, chain": lambda target, draft: D.Eagle(target, random_eagle(target), tree=False),
+    "dflash": lambda target, draft: D.DFlash(target, random_dflash(target), tree=False),
+    "mtp": lambda target, draft: D.MTP(target, random_mtp(target)),
+    "mtp, tree": lambda target, draft: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8),
+    "dflash, tree": lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8),
+    "ahead": lambda target, draft: D.Ahead(D.Model(draft), 5),
+    "dflash2": lambda target, draft: D.DFlash2(target, random_pairs(target), tree=False),
+    "dflash2, tree": lambda target, draft: D.DFlash2(target, random_pairs(target), nodes=8),
+    "dspark": lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.6),
+    "dspark, whole": lambda target, draft: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0),
 }
-
-ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}
 
 
 def random_pairs(target: ms.Model, kind=D.DFlash2Head, **options) -> D.DFlashHead:

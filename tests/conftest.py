@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 import torch
 from browsers import find_chromium
-from tiny_models import random_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tiny_models import byte_level, random_model
+from tokenizers import Tokenizer
 
 import minispec as ms
 from minispec import cli
@@ -98,18 +98,8 @@ def tiny_draft() -> ms.Model:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE on four sentences: any text encodes, and rare characters take several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(SENTENCES, trainer)
-    return tokenizer
+    """Byte-level BPE on four sentences."""
+    return byte_level(320, SPECIAL, SENTENCES)
 
 
 @pytest.fixture(scope="session")

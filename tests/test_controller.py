@@ -3,11 +3,11 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache, partial
 from itertools import product
 
 import pytest
 import torch
+from distribution_checks import target_law, toy_model
 from fakes import Given, continuation, scripted, whole_text
 
 import minispec as ms
@@ -130,14 +130,7 @@ def test_texts_that_change_are_noticed():
 # ---------------------------------------------------------------- exactness
 
 
-@cache
-def target(context: tuple[int, ...], seed: int = 1) -> torch.Tensor:
-    rng = random.Random(f"{seed} {context}")
-    weights = torch.tensor([0.1 + rng.random() for _ in range(2)], dtype=torch.float64)
-    return weights / weights.sum()
-
-
-draft = partial(target, seed=2)
+target, draft = toy_model(2, 1), toy_model(2, 2)
 SECONDS = {0: 1.0, 1: 1.35, 2: 1.75}  # which make the choice a close one
 
 
@@ -162,8 +155,7 @@ def joint(peek: bool) -> tuple[float, set]:
             text += verdict.run(drafted)
         return text[:4]
 
-    plain = exact.joint_distribution(lambda context: exact.plain_distribution(target, context), 4)
-    return exact.total_variation(exact.exact_distribution(program), plain), chosen
+    return exact.total_variation(exact.exact_distribution(program), target_law(target, 4)), chosen
 
 
 def test_the_exact_law_with_a_choice_that_depends_on_the_past():

@@ -18,9 +18,12 @@ def flag(monkeypatch):
     monkeypatch.setenv("MINISPEC_BATCH_INVARIANT", "1")
 
 
+SHAPE = dict(dtype=torch.float32, head_dim=16, hidden_size=64, intermediate_size=96)
+
+
 @pytest.fixture(scope="module")
 def model() -> ms.Model:
-    return random_model(dtype=torch.float32, head_dim=16, hidden_size=64, intermediate_size=96)
+    return random_model(**SHAPE)
 
 
 def company(count: int) -> list[list[int]]:
@@ -56,9 +59,7 @@ def test_a_verify_pass_has_the_bits_of_decoding(model):
 
 @pytest.mark.slow
 def test_outputs_are_those_of_plain_decoding_in_float32(model):
-    draft = ms.drafters.Model(
-        random_model(dtype=torch.float32, num_layers=1, head_dim=16, hidden_size=64, intermediate_size=96)
-    )
+    draft = ms.drafters.Model(random_model(num_layers=1, **SHAPE))
     prompts = [IDS, *company(9)]
     plain = [ms.generate(model, ids, max_new_tokens=10).tokens for ids in prompts]
     assert [out.tokens for out in ms.generate(model, prompts, max_new_tokens=10)] == plain

@@ -176,19 +176,9 @@ def report(**changes) -> Report:
     machine |= {"memory_bytes": 2**35, "cache_bytes": 2**25, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 2**37}]}
     machine |= {"system": "Linux x86_64", "python": "3.11.7", "torch": "2.13.0", "vector_units": "AVX2"}
     machine |= {"bfloat16_units": False}
-    known = dict(
-        machine=machine,
-        model="tiny",
-        parameters=135_000_000,
-        device="cpu",
-        dtype="float32",
-        weight_bytes=540_000_000,
-        bandwidth=Rate(2e10, 1.9e10, 2.1e10, 7),
-        flops=Rate(1e11, 9e10, 1.1e11, 7),
-        plain=Rate(25.0, 24.0, 26.0, 5),
-        context=256,
-        curve=curve,
-    )
+    known = dict(machine=machine, model="tiny", parameters=135_000_000, weight_bytes=540_000_000)
+    known |= dict(device="cpu", dtype="float32", context=256, curve=curve, plain=Rate(25.0, 24.0, 26.0, 5))
+    known |= dict(bandwidth=Rate(2e10, 1.9e10, 2.1e10, 7), flops=Rate(1e11, 9e10, 1.1e11, 7))
     return Report(**known | changes)
 
 
@@ -216,20 +206,19 @@ def test_text_fits_a_terminal_and_shows_every_point():
 
 
 @pytest.mark.slow
-def test_measure_a_model_whole(monkeypatch, quick=True, max_length=96):
+def test_measure_a_model_whole(monkeypatch):
     """Everything for real, on a model so small that it takes no time; only the two slow probes are shortened."""
     bandwidth, flops = measure.read_bandwidth, measure.flops
     monkeypatch.setattr(measure, "read_bandwidth", lambda device, **o: bandwidth(device, size=2**20, **o))
     monkeypatch.setattr(measure, "flops", lambda device, dtype, **o: flops(device, dtype, **o | dict(repeat=1)))
-    model = tiny(max_length=max_length)
+    model = tiny()
     model.name = "/somebody/at/home/tiny"
-    r = measure.measure(model, quick=quick)
+    r = measure.measure(model, quick=True)
     assert json.loads(r.to_json())["parameters"] == model.num_parameters
     assert r.model == "tiny" and "/somebody" not in r.to_json()
     assert r.parameters == model.num_parameters and r.weight_bytes == measure.weight_bytes(model)
-    expected = measure.QUICK if quick else measure.CURVE
-    assert [p.tokens for p in r.curve] == [m for m in expected if m <= max(1, max_length // 2)]
-    assert r.context + max(p.tokens for p in r.curve) <= max_length
+    assert [p.tokens for p in r.curve] == [m for m in measure.QUICK if m <= CONFIG.max_length // 2]
+    assert r.context + max(p.tokens for p in r.curve) <= CONFIG.max_length
     assert r.curve[0].ratio == 1 and math.isfinite(r.achieved) and r.achieved > 0
     assert max(map(len, r.text().splitlines())) <= 80
 

@@ -11,6 +11,7 @@ import minispec as ms
 from minispec.generate import pad
 from minispec.load.hf_config import from_hf
 from minispec.model import RopeScaling
+from minispec.tree import path_to, verify_mask
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=50_000.0, factor=8.0, original_max_position_embeddings=32)
 LLAMA3 |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
@@ -150,17 +151,6 @@ def test_a_sliding_window_bounds_the_length():
 # ---------------------------------------------------------------- trees
 
 
-def ancestors(parents: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
-    """Mask [T, T] of a token tree (parent −1: child of the prefix) and each node's path from the root."""
-    paths = []
-    for node, parent in enumerate(parents):
-        paths.append([*(paths[parent] if parent >= 0 else []), node])
-    mask = torch.zeros(len(parents), len(parents), dtype=torch.bool)
-    for node, path in enumerate(paths):
-        mask[node, path] = True
-    return mask, paths
-
-
 @st.composite
 def trees(draw, batch: int):
     size = draw(st.integers(1, 9))
@@ -178,7 +168,8 @@ def test_a_tree_pass_equals_one_pass_per_path(make_model, dtype, tolerance, data
     size, batch = len(forest[0]), len(lengths)
     prefix = [some_tokens(n, 64, seed + row) for row, n in enumerate(lengths)]
     nodes = [some_tokens(size, 64, seed + 50 + row) for row in range(batch)]
-    masks, paths = zip(*map(ancestors, forest), strict=True)
+    masks = [verify_mask(parents)[1:, 1:] for parents in forest]
+    paths = [[path_to(parents, node) for node in range(size)] for parents in forest]
     depth = torch.tensor([[len(path) - 1 for path in row] for row in paths])  # [B, T]
 
     cache = transformer.new_cache(batch, 12 + size)

@@ -44,9 +44,8 @@ def test_a_batch():
     target, draft = pair()
     prompts, options = [PROMPT, PROMPT[4:], PROMPT[:2]], dict(frequency_penalty=0.8, repetition_penalty=1.3, logprobs=2)
     together = ms.generate(target, prompts, 12, **options)
-    for prompt, out, other in zip(
-        prompts, together, ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12, **options), strict=True
-    ):
+    drafted = ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12, **options)
+    for prompt, out, other in zip(prompts, together, drafted, strict=True):
         assert_same(out, ms.generate(target, prompt, 12, **options))
         assert_same(other, out)
 

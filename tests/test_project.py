@@ -41,9 +41,9 @@ BUDGETS = {
     "minispec_course/viz": 5_000,
     "minispec_course/interview": 2_000,
     "minispec_course/site": 1_500,
-    "benchmarks": 3_200,
-    "recipes": 2_127,
-    "tests": 26_532,
+    "benchmarks": 3_000,
+    "recipes": 2_000,
+    "tests": 26_000,
 }
 
 

@@ -3,23 +3,11 @@
 import itertools
 import math
 
+import loop_checks as loop
 import pytest
 import torch
 from all_drafters import ALL
 from fakes import Given, continuation, scripted, whole_text, wrong_at
-from loop_checks import (
-    CHECKS,
-    ONE,
-    OTHER,
-    PROMPT,
-    SAMPLED,
-    assert_same,
-    check_distribution,
-    check_greedy,
-    greedy_pair,
-    law_pair,
-    target_law,
-)
 from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows, power
 
 import minispec as ms
@@ -28,14 +16,14 @@ from minispec.drafters import Draft, Drafter
 # ---------------------------------------------------------------- how the models are called
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name not in (*SAMPLED, "distribution", "greedy")])
+@pytest.mark.parametrize("check", sorted(loop.CHECKS.keys() - {*loop.SAMPLED, "distribution", "greedy"}))
 def test_the_loop(check):
-    CHECKS[check]()
+    loop.CHECKS[check]()
 
 
 def test_a_ragged_batch_of_scripted_rows():
     """Rows of different lengths, acceptances and ends: every pass sees each row's own text and nothing else."""
-    prompts = [PROMPT, [8], [5, 5, 5, 5, 5, 5]]
+    prompts = [loop.PROMPT, [8], [5, 5, 5, 5, 5, 5]]
     now_and_then, always = wrong_at(range(3, 60, 5)), wrong_at(range(64))
     target, draft = scripted(whole_text), scripted(lambda text: (always if text[0] == 8 else now_and_then)(text))
     outs = ms.speculate(target, prompts, ms.drafters.Model(draft), 4, 11)
@@ -60,11 +48,12 @@ def tree_draft(right: list[int], context, k: int) -> Draft:
 
 
 def test_a_tree_is_read_in_one_pass_and_its_path_kept_in_one_piece():
-    target, text = scripted(whole_text), [*PROMPT, *continuation(PROMPT, 40)]
+    target, text = scripted(whole_text), [*loop.PROMPT, *continuation(loop.PROMPT, 40)]
     kept = []
     drafter = Given(lambda context, k: tree_draft(text, context, k))
     drafter.extra = 6
-    out = ms.speculate(target, PROMPT, drafter, 3, 9, on_cycle=lambda _: kept.append(target.transformer.contents()))
+    note = lambda _: kept.append(target.transformer.contents())  # noqa: E731
+    out = ms.speculate(target, loop.PROMPT, drafter, 3, 9, on_cycle=note)
     assert out.tokens == text[2:11]
     first, second, third = out.trace.cycles
     assert first.path == second.path == [2, 4, 5] and first.kept == 4 and first.bonus
@@ -118,7 +107,7 @@ SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree: all of th
 
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_greedy_equals_generate(name):
-    check_greedy(ALL[name](*greedy_pair()), ks=(3, 1, 8, "auto"), count=15)
+    loop.check_greedy(ALL[name](*loop.greedy_pair()), ks=(3, 1, 8, "auto"), count=15)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +125,7 @@ def test_greedy_on_micro(micro, name):
     drafter = ALL[name](*pair)
     for k in (3, 8):  # on the tiny pair others are tried
         for out, expected in zip(ms.speculate(pair[0], prompts, drafter, k, 16), plain, strict=True):
-            assert_same(out, expected)
+            loop.assert_same(out, expected)
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +143,12 @@ def test_stop_strings_and_streams_as_generate_has_them(text_pair):
         for stop in ((), *stops, stops):
             streamed, plain = [], []
             out = ms.speculate(target, "The fox", drafter, k, 30, stop=stop, stream=streamed.append)
-            assert_same(out, ms.generate(target, "The fox", 30, stop=stop, stream=plain.append))
+            loop.assert_same(out, ms.generate(target, "The fox", 30, stop=stop, stream=plain.append))
             assert streamed == plain and "".join(streamed) == out.text
     batch = ["The fox", "One day", "sea"]
-    for out, expected in zip(
-        ms.speculate(target, batch, drafter, 4, 30, stop=stops), ms.generate(target, batch, 30, stop=stops), strict=True
-    ):
-        assert_same(out, expected)
+    outs, plain = ms.speculate(target, batch, drafter, 4, 30, stop=stops), ms.generate(target, batch, 30, stop=stops)
+    for out, expected in zip(outs, plain, strict=True):
+        loop.assert_same(out, expected)
 
 
 # ---------------------------------------------------------------- sampling: the same law
@@ -171,31 +159,31 @@ QUICK = {("model", 1.0), ("model", 0.7), ("ngram", 0.7), ("eagle, tree", 0.7), (
 LAWS = [
     pytest.param(name, knobs, seed, marks=[] if (name, knobs["temperature"]) in QUICK else pytest.mark.nightly)
     for seed, name in enumerate(ALL)
-    for i, knobs in enumerate((ONE, OTHER))
+    for i, knobs in enumerate((loop.ONE, loop.OTHER))
     if name in ("model", "eagle, tree") or seed % 2 == i
 ]
 
 
 def test_so_many_texts_show_a_small_bias():
-    assert power(target_law(**ONE), 0.06) > 0.99 and power(target_law(**OTHER), 0.045) > 0.99
+    assert power(loop.target_law(**loop.ONE), 0.06) > 0.99 and power(loop.target_law(**loop.OTHER), 0.045) > 0.99
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
-    check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)
+    loop.check_distribution(ALL[name](*loop.law_pair()), seed=seed, **knobs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", SAMPLED)
+@pytest.mark.parametrize("check", loop.SAMPLED)
 def test_so_do_those_of_other_drafts(check):
-    CHECKS[check](draws=2500)  # shows a total variation of 0.11 in 99 of 100 runs
+    loop.CHECKS[check](draws=2500)  # shows a total variation of 0.11 in 99 of 100 runs
 
 
 @pytest.mark.slow
 def test_different_prompts_and_an_end_token():
     """Rows of two lengths in one batch, texts that end early: each row follows its own law. 4,500 rows each."""
-    target, draft = law_pair()
+    target, draft = loop.law_pair()
     ends = ms.Model("ends", target.transformer, None, [4])
     prompts = ([2, 0, 1], [3])
     with many_rows():
@@ -258,4 +246,4 @@ def test_nothing_stays_behind_when_something_breaks_in_mid_run(tiny, tiny_draft)
             ms.speculate(tiny, prompt, drafter, 3, 30, on_cycle=broken)
         assert not drafter.memory.lengths and not drafter.committed and drafter.memory.cache is None
     out = ms.speculate(tiny, [9, 8, 7], drafter, 3, 20)
-    assert_same(out, ms.generate(tiny, [9, 8, 7], 20))
+    loop.assert_same(out, ms.generate(tiny, [9, 8, 7], 20))

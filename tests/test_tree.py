@@ -43,23 +43,6 @@ def test_masks_show_exactly_the_ancestors(parents):
     assert whole[0].tolist() == [True] + [False] * n
 
 
-def test_one_pass_over_a_tree_equals_one_pass_per_path(make_model):
-    """What mask and positions are for: every node's logits are those of reading its path as plain text."""
-    transformer = make_model().transformer
-    prefix, last, tokens = [5, 9, 2, 7], 3, [11, 12, 13, 14, 15, 16]
-    cache = transformer.new_cache(1, 32)
-    transformer(torch.tensor([prefix]), cache)
-    whole = transformer(
-        torch.tensor([[last, *tokens]]),
-        cache,
-        mask=tree.verify_mask(TWIG),
-        positions=len(prefix) + torch.tensor([[0, *tree.depths(TWIG)]]),  # siblings share one
-    ).logits[0]
-    for node in range(-1, len(tokens)):
-        text = [*prefix, last, *(tokens[i] for i in tree.path_to(TWIG, node))]
-        assert torch.allclose(whole[node + 1], transformer(torch.tensor([text])).logits[0, -1], atol=1e-10)
-
-
 @given(BRANCHES)
 def test_merge_is_the_trie_of_its_branches(branches):
     tokens, parents = lookahead.merge(branches)
@@ -112,7 +95,8 @@ def test_grow_expands_the_likeliest_and_keeps_the_likeliest():
     assert kept.parents == [-1, -1, 0, 1, 1, 2]
 
 
-def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int = 4, width: int = 2) -> None:
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
+def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width):
     """Trees of different budgets, grown together, are those that `grow` makes one by one.
 
     The log-probabilities are multiples of a quarter, some are 0: many nodes have the same score, also as their parents.
@@ -148,12 +132,7 @@ def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int 
         assert (found[b].tokens, found[b].parents) == expected
 
 
-@given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
-def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width):
-    check_grow_batch(seed, trees, tokens, depth, width)
-
-
-def check_ancestors() -> None:
+def test_ancestors_of_a_batch():
     """Of many trees at once what `verify_mask` says of each, whether or not it is known how deep they are."""
     random = Random(0)
     for n in (0, 1, 2, 3, 5, 8, 9, 17, 33):
@@ -166,7 +145,3 @@ def check_ancestors() -> None:
         found = torch.tensor(trees, dtype=torch.long).view(len(trees), n)
         assert torch.equal(tree.ancestors(found), expected)
         assert torch.equal(tree.ancestors(found[1:], depth), expected[1:])
-
-
-def test_ancestors_of_a_batch():
-    check_ancestors()

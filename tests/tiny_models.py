@@ -8,6 +8,7 @@ for another seed to get a stranger.
 import zlib
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
 from minispec.load.folder import build
@@ -37,3 +38,21 @@ def random_model(*, seed=0, dtype=torch.float64, device="cpu", tokenizer=None, e
             tensors[name] = 0.2 * noise  # biases
     transformer = build(config, tensors, where="a random model", device=device, dtype=dtype)
     return ms.Model(f"tiny-{seed}", transformer, tokenizer, end_tokens)
+
+
+def blurred(noise: float = 0.06, **overrides) -> ms.Model:
+    """The same with noise on every weight: a draft that is often right."""
+    model, generator = random_model(**overrides), torch.Generator().manual_seed(1)
+    for weight in model.transformer.parameters():
+        weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def byte_level(size: int, special: list[str], text: list[str]) -> Tokenizer:
+    """Byte-level BPE: any text encodes, and rare characters take several tokens."""
+    tokenizer, letters = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    options = dict(vocab_size=size, special_tokens=special, initial_alphabet=letters, show_progress=False)
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(**options))
+    return tokenizer

@@ -61,15 +61,18 @@ def test_speculate(told):
 
 @pytest.mark.slow
 def test_batch(told):
-    result = told(f"batch {SMALL} --tokens 16 --k 3 --repeat 2 --peers")
+    result = told(f"batch {SMALL} --tokens 16 --k 3 --repeat 2")
     served, speculation = result["serving"], result["speculation"]
-    assert list(served["results"]) == [batch.PLAIN, batch.DRAFTING] and served["peer"] is None
+    assert list(served["results"]) == [batch.PLAIN, batch.DRAFTING]
     work = batch.workload(TOY.vocab_size, 5, [3, 30], [2, 12])
     assert served["tokens"] == sum(new for _, new in work)
     assert served["num_blocks"] == batch.blocks_for(work, 3, spare=3)
     for row in served["results"].values():
         assert row["of_floor"] == pytest.approx(row["tokens_per_second"]["median"] / served["floor_tokens_per_second"])
-        assert row["over_peer"] is None and row["preemptions"] == 0 and row["tokens_per_second"]["n"] == 2
+        assert row["preemptions"] == 0 and row["tokens_per_second"]["n"] == 2 and row["same_texts"] == 5
+        assert row["steps"] < served["tokens"] and sum(row["parts"].values()) == pytest.approx(1)
+    plain, drafting = served["results"].values()  # what an engine did in other rounds does not count
+    assert drafting["steps"] < plain["steps"] and plain["acceptance"] is None and 0 < drafting["acceptance"] <= 1
     assert [row["batch"] for row in speculation["results"]] == [1, 2]
     for row in speculation["results"]:
         assert row["speedup"]["n"] == 2 and row["steps"][0] == 14  # and not the round that warms up
@@ -177,7 +180,7 @@ def test_slower(told):
 BAD = """decode --shape 9b; decode --context 9000 --shape toy; verify --sizes 0
 verify --shape toy --device cuda:99; speculate --epsilon nan; speculate --k 0; speculate --cycles 0
 batch --shape toy --requests 0; batch --shape toy --prompt-lengths 9 3; batch --shape toy --output-lengths 0 3
-batch --shape toy --token-budget 2; batch --shape toy --num-blocks 2; batch --shape toy --tokens 8
+batch --shape toy --token-budget 2; batch --shape toy --tokens 8
 batch --shape toy --prompt-lengths 1 2040; attention --cases 64; attention --cases 0x4; attention --heads 3 2 8
 memory --requests 0; memory --lengths 9 3; memory --block-size 0; batching --batch 0; cpu --context 0
 serve --url ftp://x; serve --rate 0; serve --output-tokens 5 3; serve --sweep micro:x; limit --models gpt

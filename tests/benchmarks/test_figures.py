@@ -112,28 +112,13 @@ def test_the_pool_and_the_floor_by_hand():
     """Three requests, two at a time: 9 tokens in 5 passes, and what each sequence has cached when it emits each."""
     work = [([1] * 3, 5), ([1] * 16, 1), ([1] * 30, 3), ([1], 1)]  # 8, 17, 33 and 2 tokens
     assert [batch.blocks_for(work, rows) for rows in (1, 2, 3, 4, 9)] == [3, 5, 6, 7, 7]
-    assert batch.blocks_for(work, 1, block=256) == 1 and batch.blocks_for(work, 1, spare=16) == 4
+    assert batch.blocks_for(work, 1, spare=16) == 4
     work = [([0] * 10, 2), ([0] * 4, 4), ([0], 3)]
     cached = (10 + 11) + (4 + 5 + 6 + 7) + (1 + 2 + 3)
     slow, weak = theory.Hardware("reads slowly", 100.0, 1e12), theory.Hardware("computes slowly", 1e12, 100.0)
     assert batch.floor_seconds(slow, 1000, 8.0, 2, work, 2) == pytest.approx((5 * 1000 + cached * 8) / 100)
     assert batch.floor_seconds(slow, 1000, 8.0, 2, work, 9) == pytest.approx((4 * 1000 + cached * 8) / 100)
     assert batch.floor_seconds(weak, 1000, 8.0, 2, work, 2) == pytest.approx(2 * 500 * (9 + 15) / 100)
-
-
-@pytest.mark.slow
-def test_both_engines_do_the_work_and_emit_the_same(pair):
-    target, draft = pair
-    work = batch.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
-    blocks = batch.blocks_for(work, 3, spare=4)
-    options = dict(num_blocks=blocks, max_num_seqs=3, enable_prefix_caching=False, history=1)
-    plain, drafting = Engine(target, **options), Engine(target, D.Model(draft), k=4, **options)
-    batch.served(drafting, work[:2])  # what an engine did before does not count
-    ours, theirs = batch.served(plain, work), batch.served(drafting, work)
-    assert ours["texts"] == theirs["texts"] == [ms.generate(target, *request).tokens for request in work]
-    assert ours["preemptions"] == theirs["preemptions"] == 0 and ours["acceptance"] is None
-    assert 0 < theirs["acceptance"] <= 1 and theirs["steps"] < ours["steps"] < sum(new for _, new in work)
-    assert sum(ours["parts"].values()) == pytest.approx(1)
 
 
 # ---------------------------------------------------------------- full batches

@@ -100,23 +100,6 @@ def branches(tree) -> set[tuple[int, ...]]:
     return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
 
 
-def test_the_states_it_reads_come_from_the_loop(tiny, heads):
-    """In a whole run, every draft is the definition's: of the text so far and one fresh pass of the target."""
-    texts = []
-
-    class Watched(DFlash):
-        def propose(self, contexts, k):
-            drafts = super().propose(contexts, k)
-            texts.extend((list(c.tokens), draft.tokens) for c, draft in zip(contexts, drafts, strict=True))
-            return drafts
-
-    ms.speculate(tiny, [[3, 1, 4], [1], [5, 9, 2, 6, 5]], Watched(tiny, heads, tree=False), 3, 12)
-    assert len(texts) > 20
-    for text, tokens in texts:
-        expected = by_hand(tiny, heads, text)
-        assert tokens == heads.head_ids[expected[: len(tokens)].argmax(-1)].tolist()
-
-
 # ---------------------------------------------------------------- the trainer
 
 

@@ -4,24 +4,15 @@ import pytest
 import torch
 from all_drafters import random_mtp
 from by_hand import Attention, of_module, rms
+from test_eagle import TEXT, context
 
 import minispec as ms
 from minispec.drafters import MTP, MTPHead
-from minispec.sequence import Sequence
-
-TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
 
 @pytest.fixture(scope="module")
 def target(make_model) -> ms.Model:
     return make_model(num_layers=3)
-
-
-def context(target, tokens, row=0, sampling=None, seed=0) -> Sequence:
-    last, hidden = target.config.num_layers, {}
-    if len(tokens) > 1:
-        hidden = {last: target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=(last,)).hidden[last][0]}
-    return Sequence(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
 
 
 def by_hand(target, head: MTPHead, text: list[int], drafted: list[int]) -> torch.Tensor:
@@ -44,10 +35,10 @@ def by_hand(target, head: MTPHead, text: list[int], drafted: list[int]) -> torch
 def test_a_chain_is_the_formula(target):
     """A sampled chain's q at every step, and a greedy chain."""
     head, own = random_mtp(target, noise=2.0), ms.Sampling(temperature=1.3)
-    (draft,) = MTP(target, head, sampling=own).propose([context(target, TEXT)], 4)
+    (draft,) = MTP(target, head, sampling=own).propose([context(target, TEXT, layers=head.hidden_layers)], 4)
     q = own.probs(by_hand(target, head, TEXT, draft.tokens[:-1]))
     assert torch.allclose(draft.probs, q, rtol=0, atol=1e-12)
-    (draft,) = MTP(target, head).propose([context(target, TEXT)], 5)
+    (draft,) = MTP(target, head).propose([context(target, TEXT, layers=head.hidden_layers)], 5)
     assert draft.parents is None and draft.probs is None and len(set(draft.tokens)) > 1
     assert draft.tokens == by_hand(target, head, TEXT, draft.tokens[:-1]).argmax(-1).tolist()
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.drafters import NGram
+from minispec.drafters import Drafter, NGram
 from minispec.sequence import Sequence
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)  # four symbols, so that everything repeats
@@ -15,7 +15,7 @@ def context(tokens: list[int], row: int = 0) -> Sequence:
     return Sequence(row, tokens, ms.Sampling(), torch.Generator())
 
 
-def draft(drafter: NGram, tokens: list[int], k: int, row: int = 0) -> list[int]:
+def draft(drafter: Drafter, tokens: list[int], k: int, row: int = 0) -> list[int]:
     (proposal,) = drafter.propose([context(tokens, row)], k)
     assert proposal.probs is None and proposal.parents is None and proposal.scratch is None
     return proposal.tokens

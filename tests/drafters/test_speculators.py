@@ -34,7 +34,6 @@ EAGLES = {
     "3.1": dict(form=Form.eagle3(stream_norm="each", norm_output=True)),
     "norm before residual": dict(form=Form.eagle3(norm_before_residual=True)),
     "one norm for all streams": dict(form=Form.eagle3(stream_norm="joint", norm_before_residual=True)),
-    "norms without a gain": dict(form=Form.eagle3(stream_norm="plain")),
     "whole vocabulary": dict(form=Form.eagle3(), vocab=64),
     "one key/value head, Qwen3": dict(form=Form.eagle3(), kv=1, qk_norm=True),
     "two layers": dict(form=Form.eagle3(norm_output=True), layers=2),
@@ -140,7 +139,6 @@ DFLASHES = {
     "two layers": dict(),
     "draft vocabulary": dict(vocab=40),
     "the target's rows for some tokens": dict(vocab=40, own_head=False),
-    "one key/value head": dict(kv=1, streams=(1, 2, 4, 5)),
     "one stream, long block": dict(streams=(3,), block=7),
 }
 

@@ -3,13 +3,12 @@
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_ngram import context, draft
 
 import minispec as ms
 from minispec.drafters import Suffix
-from minispec.sequence import Sequence
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=50)  # three symbols, so that everything repeats
 loops = st.builds(lambda loop, times: loop * times, st.lists(st.integers(0, 2), min_size=1, max_size=5), st.just(8))
@@ -17,16 +16,6 @@ sequences = texts | loops
 shapes = st.fixed_dictionaries(
     dict(depth=st.integers(2, 12), factor=st.sampled_from([0.5, 1.0, 1.5, 4.0]), floor=st.sampled_from([0.0, 0.1, 0.4]))
 )
-
-
-def context(tokens: list[int], row: int = 0) -> Sequence:
-    return Sequence(row, tokens, ms.Sampling(), torch.Generator())
-
-
-def draft(drafter: Suffix, tokens: list[int], k: int, row: int = 0) -> list[int]:
-    (proposal,) = drafter.propose([context(tokens, row)], k)
-    assert proposal.probs is None and proposal.parents is None and proposal.scratch is None
-    return proposal.tokens
 
 
 def followers(texts: list[list[int]], string: list[int]) -> list[int]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from loop_checks import LAW_TOKENS
 from sequence_distribution import assert_follows, joint_distribution, many_rows
-from tiny_models import random_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tiny_models import byte_level, random_model
+from tokenizers import Tokenizer, decoders, models
 
 import minispec as ms
 from minispec.drafters.translate import Padded, Shared, same_tokens, spellings
@@ -23,16 +23,8 @@ def letters(order: str) -> Tokenizer:
     return tokenizer
 
 
-def byte_level(size: int, text=TEXT) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[f"<|end {size}|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(text, trainer)
-    return tokenizer
+def words(size: int, text=TEXT) -> Tokenizer:
+    return byte_level(size, [f"<|end {size}|>"], text)
 
 
 def sentencepiece() -> Tokenizer:
@@ -58,7 +50,7 @@ def pair() -> tuple[ms.Model, ms.Model]:
 def text_pair(dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
     return tuple(
         random_model(vocab_size=tokenizer.get_vocab_size(), seed=seed, tokenizer=tokenizer, end_tokens=[0], dtype=dtype)
-        for seed, tokenizer in enumerate((byte_level(330), byte_level(280, TEXT[1:])))
+        for seed, tokenizer in enumerate((words(330), words(280, TEXT[1:])))
     )
 
 
@@ -66,7 +58,7 @@ def text_pair(dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
 
 
 def test_spellings():
-    tokenizer = byte_level(300)
+    tokenizer = words(300)
     spelled = spellings(tokenizer)
     assert 0 not in spelled and len(spelled) == tokenizer.get_vocab_size() - 2  # the special token is no text
     text = "undo the café 日本 🦊\n"
@@ -169,7 +161,7 @@ def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
 @pytest.mark.parametrize("sizes", [(330, 352), (352, 330), (340, 384)])
 def test_padded_vocabularies_need_no_wrapper(sizes):
     """One tokenizer, embeddings of two sizes: greedy outputs are plain decoding's, and the draft is of use."""
-    tokenizer = byte_level(330)
+    tokenizer = words(330)
     target, draft = (random_model(vocab_size=size, num_layers=2, seed=0, tokenizer=tokenizer) for size in sizes)
     drafter = ms.drafters.Model(draft)
     plain = ms.generate(target, PROMPTS, 12)

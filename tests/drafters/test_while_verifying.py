@@ -2,10 +2,12 @@
 for. (Greedy and sampled outputs in both loops: all_drafters.)"""
 
 import random
-from functools import cache, partial
+from functools import partial
 
+import distribution_checks
 import pytest
 import torch
+from distribution_checks import toy_model
 from fakes import continuation, scripted, whole_text, wrong_at
 from loop_checks import LAW_PROMPT, LAW_TOKENS, PROMPT, law_pair, target_law
 from mutants.patching import Mutant, assert_caught, rewrite, rewritten
@@ -18,18 +20,11 @@ from minispec.drafters import ahead as ahead_module
 from minispec.drafters.ahead import Ahead, likelihoods
 from minispec.drafters.model import DraftModel
 from minispec.exact import chain_cycle, exact_distribution, propose_chain, total_variation
-from minispec.sampling import pick
 from minispec.sequence import Sequence
 
 D = ms.drafters
 
 # ---------------------------------------------------------------- exactly
-
-
-def toy(vocab: int, seed: int):
-    """The distribution of the next token depends on the last two."""
-    table = torch.rand(vocab + 1, vocab + 1, vocab, generator=torch.Generator().manual_seed(seed)).double() ** 2 + 0.02
-    return cache(lambda context: (row := table[(-1, -1, *context)[-2]][(-1, *context)[-1]]) / row.sum())
 
 
 def two_cycles(target, draft, k: int, outcomes: int, n: int, random, use=lambda made, text: made.get(text), seen=False):
@@ -51,13 +46,6 @@ def two_cycles(target, draft, k: int, outcomes: int, n: int, random, use=lambda 
     return text[:n]
 
 
-def plain(target, n: int, random):
-    text = ()
-    while len(text) < n:
-        text += (pick(target(text), random()),)
-    return text
-
-
 def wrong_q(made: dict, text: tuple):
     """The right tokens, with the q of another outcome."""
     others = [q for end, (_, q) in made.items() if end != text]
@@ -71,9 +59,9 @@ def any_outcome(made: dict, text: tuple):
 
 @pytest.mark.parametrize("vocab, k, outcomes, n", [(3, 1, 2, 2), (2, 1, 2, 3), (2, 2, 2, 2)])
 def test_every_branch_of_the_random_numbers(vocab, k, outcomes, n):
-    target, draft = toy(vocab, 0), toy(vocab, 1)
+    target, draft = toy_model(vocab, 0), toy_model(vocab, 1)  # every bias below shows in these
     run = partial(two_cycles, target, draft, k, outcomes, n)
-    expected = exact_distribution(partial(plain, target, n))
+    expected = distribution_checks.target_law(target, n)
     away = lambda **how: total_variation(exact_distribution(partial(run, **how)), expected)  # noqa: E731
     assert away() < 1e-12
     assert away(use=any_outcome) < 1e-12  # an ordinary draft with a true q, only a poor one
@@ -184,21 +172,15 @@ def the_verifications_random_numbers(patch: pytest.MonkeyPatch) -> None:
     rewrite(patch, Ahead, "while_verifying", "id=(sequence.id, i)", COPY)
 
 
+MINE, ANY = "prepared.pop(tuple(sequence.tokens), None)", "prepared.pop(next(iter(prepared), None), None)"
+KEPT, LOST = "self.memory.rename(fork, id)", "self.memory.forget(fork)"
 MUTANTS = {
     # Takes the draft of whichever outcome was prepared first. Exact, and hardly ever accepted.
-    "draft_of_another_outcome": rewritten(
-        Ahead,
-        "propose",
-        "prepared.pop(tuple(sequence.tokens), None)",
-        "prepared.pop(next(iter(prepared), None), None)",
-        "fresh",
-    ),
+    "draft_of_another_outcome": rewritten(Ahead, "propose", MINE, ANY, "fresh"),
     "q_of_another_outcome": Mutant(q_of_another_outcome, ("law",)),
     "the_verifications_random_numbers": Mutant(the_verifications_random_numbers, ("law",)),
     # The memory of the sequence stays what it was: the fork's is lost.
-    "hits_forget_their_memory": rewritten(
-        DraftModel, "become", "self.memory.rename(fork, id)", "self.memory.forget(fork)", "fresh", "passes"
-    ),
+    "hits_forget_their_memory": rewritten(DraftModel, "become", KEPT, LOST, "fresh", "passes"),
 }
 
 

@@ -63,7 +63,8 @@ def serve(engine: ms.Engine, some: list[list[int]], new: int) -> dict:
 
 def kernels(engine: ms.Engine, some: list[list[int]], new: int) -> list[tuple[str, float, float]]:
     """Of steady steps: each kernel's name, its milliseconds a step, and how often it is launched in one."""
-    ids = [engine.add(prompt, new, ignore_eos=True) for prompt in some]
+    for prompt in some:
+        engine.add(prompt, new, ignore_eos=True)
     for _ in range(4):
         engine.step()
     with profile(activities=[ProfilerActivity.CUDA] if torch.cuda.is_available() else None) as what:
@@ -71,9 +72,8 @@ def kernels(engine: ms.Engine, some: list[list[int]], new: int) -> list[tuple[st
         while steps < PROFILED and len(engine.sequences) == len(some):
             engine.step()
             steps += 1
-    for id in ids:
-        if id in engine.sequences:
-            engine.abort(id)
+    for id in [*engine.sequences]:
+        engine.abort(id)
     engine.take()
     own = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
     found = [(e.key[:100], getattr(e, own) / 1e3 / steps, e.count / steps) for e in what.key_averages()]

@@ -208,9 +208,8 @@ def check_batches(device="cpu", names: Sequence[str] | None = None, count: int =
                 assert [o.tokens for o in outs] == [o.tokens for o in expected] or name == "typical"
     for start in (1, 2):  # other batches, memory of other sizes, and one prompt again
         some = list(PROMPTS[start:])
-        assert [o.tokens for o in ms.generate(target, some, 12)] == [
-            o.tokens for o in ms.generate(slow(target), some, 12)
-        ]
+        outs, expected = (ms.generate(model, some, 12) for model in (target, slow(target)))
+        assert [out.tokens for out in outs] == [out.tokens for out in expected]
     assert ms.generate(target, PROMPTS[0], 12).tokens == ms.generate(slow(target), PROMPTS[0], 12).tokens
 
 

@@ -34,7 +34,6 @@ from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.fused import FastTransformer, Weights, norm, turn
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
-from minispec.serving.paged import PagedKVCache
 from minispec.verify import greedy
 
 FEW, D = "--few" in sys.argv, ms.drafters
@@ -206,25 +205,6 @@ def check_ragged() -> None:
         for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)):  # at full size
             check_kernel(dtype, tolerance)
         check_graph()
-
-
-def check_paged_cache() -> None:
-    """A pass through PagedKVCache, chunks and a decoding sequence, then the same attention from its memory."""
-    config = random_model(num_layers=2).config
-    H, Hkv, D = config.num_heads, config.num_kv_heads, config.head_dim
-    cache = PagedKVCache(config, num_blocks=30, block_size=8, device=DEVICE)
-    for memory in (cache.keys, cache.values):
-        memory.copy_(randn(*memory.shape))
-    tables, lengths, counts = [[3, 7, 1], [2, 9, 5, 11], [12], [0, 4, 6, 8, 10]], [14, 30, 0, 17], [4, 1, 8, 22]
-    N = sum(counts)
-    q, k, v = (randn(1, heads, N, D, seed=heads) for heads in (H, Hkv, Hkv))
-    _, attend = cache.open(tables, lengths, counts).begin(N)
-    expected = attend(1, q, k, v)  # [1, H, N, D], and writes k and v
-    table = whole(*(blocks + [0] * (5 - len(blocks)) for blocks in tables))
-    starts, *numbers = whole([0, 4, 5, 13], counts, lengths).unbind()
-    for attention in (fd.flash_ragged, fd.flash_ragged_torch):
-        out = attention(q[0].transpose(0, 1), cache.keys[1], cache.values[1], table, starts, *numbers)
-        torch.testing.assert_close(out.transpose(0, 1)[None], expected, atol=1e-4, rtol=1e-4)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
@@ -611,17 +591,9 @@ def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, le
     return made
 
 
-CHECKS = [check_attention, check_attention_edges, check_attention_numbers, check_ragged, check_paged_cache]
-CHECKS += [
-    check_products,
-    check_shared_sums,
-    check_large_activations,
-    check_between,
-    check_softmax,
-    check_pick,
-    check_likeliest,
-]
-CHECKS += [check_growing, check_levels, check_entries, check_walks, check_ends]
+CHECKS = [check_attention, check_attention_edges, check_attention_numbers, check_ragged]
+CHECKS += [check_products, check_shared_sums, check_large_activations, check_between, check_softmax, check_pick]
+CHECKS += [check_likeliest, check_growing, check_levels, check_entries, check_walks, check_ends]
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what it allocates: what is unwritten shows

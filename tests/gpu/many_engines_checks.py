@@ -90,9 +90,7 @@ def compare(prompt: str | list[int], out: ms.Output, wanted: list[int]) -> None:
     assert out.error is None and len(out.tokens) == len(wanted), (prompt, out.finish_reason, out.error)
     if out.tokens != wanted:
         at = next(i for i, (a, b) in enumerate(zip(out.tokens, wanted, strict=True)) if a != b)
-        ids = torch.tensor(
-            [(prompt if isinstance(prompt, list) else target().encode(prompt)) + wanted[:at]], device=DEVICE
-        )
+        ids = torch.tensor([target().encode(prompt) + wanted[:at]], device=DEVICE)
         logits = slow(target()).transformer(ids).logits[0, -1]
         assert abs(float(logits[out.tokens[at]] - logits[wanted[at]])) < TIE, f"{prompt!r}: from token {at} on"
 

@@ -1,16 +1,14 @@
 """`minispec why` on set-ups whose fault is known, run for real: an engine's trace, and the page of its server.
 
-    PYTHONPATH=.:tests/gpu:/tmp/site python tests/gpu/why_checks.py      # /tmp/site: see site.sh
+    PYTHONPATH=. python tests/gpu/why_checks.py
 
 A valid pair with five draft lengths, and the five faults of lesson 07. On a GPU: random weights of a wide model with
 few layers, whose passes are memory-bound without captures, and for the full batch the shape of Llama-3-8B; on a CPU:
-micro. Prints what is suspected in each, and whether that is right. First, the openai client asks `minispec serve`.
+micro. Prints what is suspected in each, and whether that is right. Needs the packages of the extra "serve".
 """
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import time
 from contextlib import contextmanager, redirect_stdout
@@ -21,7 +19,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Thread
 
-import openai
 import torch
 
 import minispec as ms
@@ -184,40 +181,5 @@ def suspects() -> bool:
     return right
 
 
-# ---- the client against the command --------------------------------------------------------------------------------
-
-
-def client() -> None:
-    """Essential calls, with a drafter; SmolLM2 where it is, or else micro."""
-    for model in ("smollm2", "micro"):
-        command = [sys.executable, "-m", "minispec", "serve", "--model", model, "--drafter", "eagle", "--port", "0"]
-        offline = os.environ | {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=offline) as process:
-            try:
-                if url := next((line.split()[2] for line in process.stdout if line.startswith("listening on")), None):
-                    with openai.OpenAI(base_url=url, api_key="x", timeout=60) as it:
-                        return calls(it, model)
-            finally:
-                process.terminate()
-
-
-def calls(it: openai.OpenAI, model: str) -> None:
-    asked = {"model": model, "max_tokens": 24, "temperature": 0}
-    text, messages = "Once upon a time", [{"role": "user", "content": "Tell me a story."}]
-    whole = it.completions.create(prompt=text, **asked)
-    parts = [part.choices[0].text for part in it.completions.create(prompt=text, **asked, stream=True)]
-    assert whole.usage.completion_tokens == 24 and "".join(parts) == whole.choices[0].text and len(parts) > 2
-    chat = it.chat.completions.create(messages=messages, **asked, logprobs=True, top_logprobs=2).choices[0]
-    assert "".join(token.token for token in chat.logprobs.content) == chat.message.content
-    echo = it.completions.create(prompt=[text, "A dog"], **asked, echo=True, logprobs=1, n=2)
-    assert [choice.index for choice in echo.choices] == [0, 1, 2, 3] and echo.choices[3].text.startswith("A dog")
-    assert all(p <= 0 for choice in echo.choices for p in choice.logprobs.token_logprobs[1:])
-    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": {"enum": ["red", "green"]}}}
-    said = it.chat.completions.create(messages=messages, **asked, response_format=form).choices[0].message.content
-    assert json.loads(said) in ("red", "green") and it.models.retrieve(model).id == model
-    print(f"client: {model} {whole.choices[0].text!r}, {said}")
-
-
 if __name__ == "__main__":
-    client()
     sys.exit(0 if suspects() else 1)

@@ -17,11 +17,7 @@ FAMILIES = {
         rope_parameters=dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
         | dict(original_max_position_embeddings=32)
     ),
-    "Mistral": dict(sliding_window=None),
-    "Qwen2": {},
     "Qwen3": dict(head_dim=16),
-    "Mixtral": dict(num_local_experts=4, num_experts_per_tok=2),
-    "Qwen3Moe": SPARSE | dict(num_experts=4, norm_topk_prob=True),
     "Qwen2Moe": SPARSE | dict(num_experts=4, shared_expert_intermediate_size=24),
     "Olmoe": dict(num_experts=4, num_experts_per_tok=2),
 }

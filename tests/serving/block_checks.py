@@ -7,16 +7,8 @@ import json
 from dataclasses import asdict
 from random import Random
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from pytest import MonkeyPatch
 
 from minispec.sequence import Sequence
@@ -60,10 +52,10 @@ def words(random: Random, least: int, most: int) -> list[int]:
     return random.choices((0, 1), k=random.randint(least, most))
 
 
-class PoolMachine(RuleBasedStateMachine):
+class PoolMachine(stateful.RuleBasedStateMachine):
     """Requests start, grow with drafts that are partly refused, and end, in any order."""
 
-    @initialize(
+    @stateful.initialize(
         num_blocks=st.sampled_from([3, 8, 16, 32]),
         block_size=st.sampled_from([1, 2, 3, 4]),
         sharing=st.sampled_from([True, True, False]),
@@ -78,7 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.ids += 1
         return self.ids
 
-    @rule(random=chance)
+    @stateful.rule(random=chance)
     def arrive(self, random):
         self.start(random)
 
@@ -98,8 +90,8 @@ class PoolMachine(RuleBasedStateMachine):
             pool.trim(request)
             self.texts[request] = tokens[:kept]
 
-    @precondition(lambda self: self.texts)
-    @rule(random=chance)
+    @stateful.precondition(lambda self: self.texts)
+    @stateful.rule(random=chance)
     def pass_over_some(self, random):
         for request in random.sample(list(self.texts), k=(len(self.texts) + 1) // 2):
             self.append(request, random)
@@ -118,8 +110,8 @@ class PoolMachine(RuleBasedStateMachine):
         pool.commit(request, whole, len(self.texts[request]))
         pool.trim(request)
 
-    @precondition(lambda self: self.texts)
-    @rule(random=chance)
+    @stateful.precondition(lambda self: self.texts)
+    @stateful.rule(random=chance)
     def free(self, random):
         self.end(random.choice(list(self.texts)))
 
@@ -127,8 +119,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.free(request)
         self.seen = [*self.seen, self.texts.pop(request)][-8:]
 
-    @precondition(lambda self: self.pool.cached_blocks)
-    @rule(random=chance)
+    @stateful.precondition(lambda self: self.pool.cached_blocks)
+    @stateful.rule(random=chance)
     def evict(self, random):
         """A stranger takes many of the free blocks, fills them with its own text and leaves without a trace."""
         tokens = [7] * random.randint(1, min(12, self.pool.num_free * self.pool.block_size))
@@ -136,7 +128,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.memory.write("stranger", 0, tokens)
         self.pool.free("stranger")
 
-    @invariant()
+    @stateful.invariant()
     def books_balance(self):
         if not hasattr(self, "pool"):
             return
@@ -286,6 +278,7 @@ class Server:
         assert not out or out < len(running), "the first one was pushed out"
         came = len(step.admitted)
         assert step.admitted == [r.id for r in waiting][:came], "somebody was overtaken"
+        assert plan.waiting == [*step.preempted[::-1], *waiting[came:]], "somebody lost the place in the queue"
         decoding = {r.id for r in running if r.num_tokens - r.num_computed_tokens == 1} - {r.id for r in step.preempted}
         assert decoding <= set(ids), "a decoding request was left out"
         if isinstance(plan, scheduler.StaticScheduler):
@@ -323,8 +316,8 @@ class Server:
         assert pool.num_used == 0 and not any(pool.refcount) and not pool.tables, "blocks leak"
 
 
-class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(
+class SchedulerMachine(stateful.RuleBasedStateMachine):
+    @stateful.initialize(
         pool=st.tuples(st.integers(4, 16), st.integers(1, 4), st.sampled_from(["sharing", "paged", "contiguous"])),
         seqs=st.integers(1, 5),
         spare=st.integers(0, 12),
@@ -346,7 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, draft_budget=budget, **slots)
         self.server, self.ids = Server(plan), 0
 
-    @rule(random=chance)
+    @stateful.rule(random=chance)
     def add(self, random):
         plan = self.server.scheduler
         for _ in range(random.randint(1, 4)):
@@ -364,24 +357,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 raise AssertionError("a request that can never fit was let in")
 
-    @precondition(lambda self: self.server.scheduler.ids)
-    @rule(random=chance, trouble=st.sampled_from([0, 0, 1]))
+    @stateful.precondition(lambda self: self.server.scheduler.ids)
+    @stateful.rule(random=chance, trouble=st.sampled_from([0, 0, 1]))
     def step(self, random, trouble):
         self.server.step(random, abort=0.1 * trouble, fail=0.3 * trouble)
 
-    @precondition(lambda self: self.server.scheduler.ids)
-    @rule(random=chance)
+    @stateful.precondition(lambda self: self.server.scheduler.ids)
+    @stateful.rule(random=chance)
     def some_steps(self, random):
         for _ in range(3):
             self.server.step(random)
 
-    @precondition(lambda self: len(self.server.scheduler.ids) > 3)
-    @rule(random=chance)
+    @stateful.precondition(lambda self: len(self.server.scheduler.ids) > 3)
+    @stateful.rule(random=chance)
     def abort(self, random):
         plan = self.server.scheduler
         abort_one(plan, random.choice(plan.waiting + plan.running))
 
-    @invariant()
+    @stateful.invariant()
     def books_balance(self):
         if hasattr(self, "server"):
             self.server.scheduler.check_integrity()
@@ -394,7 +387,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 def run_machine(machine, examples: int, steps: int = 50) -> None:
     quiet = dict(database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False)
     size = dict(max_examples=examples, stateful_step_count=steps, phases=[Phase.generate], report_multiple_bugs=False)
-    run_state_machine_as_test(machine, settings=settings(derandomize=True, **size, **quiet))  # the same in every run
+    every = settings(derandomize=True, **size, **quiet)  # the same in every run
+    stateful.run_state_machine_as_test(machine, settings=every)
 
 
 def check_pool(examples: int = 100) -> None:
@@ -432,56 +426,6 @@ def check_prefix_end() -> None:
     pool.free("a")
     memory.fill("b", [7, 8])
     assert len(pool.match_prefix([1, 2, 3, 4, 5, 6, 0])) == 2
-
-
-def check_cached_once() -> None:
-    """Of three free blocks, two hold the beginning of a prompt that needs four: it does not fit."""
-    pool = blocks.BlockPool(3, 2)
-    Memory(pool).fill("a", [1, 2, 3, 4])
-    pool.free("a")
-    assert pool.start("b", [1, 2, 3, 4, 5, 6, 7]) is None and pool.start("c", [1, 2, 3, 4, 5]) == 4
-    pool.check_integrity()
-
-
-def check_drafts() -> None:
-    """Refused drafts fill a block, but nobody may find it."""
-    pool = blocks.BlockPool(8, 2)
-    memory = Memory(pool)
-    memory.fill("a", [1, 2, 3])
-    assert pool.allocate("a", 7)
-    memory.write("a", 3, [4, 5, 6, 7])
-    assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
-    pool.commit("a", [1, 2, 3, 4, 5, 6, 7], 4)  # only the 4 was accepted
-    pool.trim("a")
-    assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
-
-
-def check_overtaking() -> None:
-    """A long prompt that must wait for blocks is not passed by a short one behind it, nor is a preempted request."""
-    server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
-    for id, prompt in ((0, 9), (1, 9), (2, 1)):
-        server.add(Sequence(id, [0] * prompt, max_new_tokens=3), [1, 1, 1])
-    assert server.step(Random(0)).admitted == [0]
-    server.run(Random(0))
-    order = [id for record in server.records for id in record.admitted]
-    assert order == [0, 1, 2]
-    server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, False), 2, 32))
-    for id, new in (("old", 12), ("new", 12), ("third", 2)):
-        server.add(Sequence(id, [0] * 4, max_new_tokens=new), [1] * new)
-    server.run(Random(0))
-    assert [id for record in server.records for id in record.admitted][:3] == ["old", "new", "new"]
-
-
-def check_two() -> None:
-    """Both need the whole pool in the end: the first goes through, the second gives way and ends as well."""
-    for sharing in (False, True):
-        server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, sharing), 2, 32, lookahead=3))
-        server.add(Sequence("old", [0] * 4, max_new_tokens=12), [1] * 12)
-        server.add(Sequence("new", [0] * 4, max_new_tokens=12), [0] * 12)
-        server.run(Random(1), limit=60)
-        preempted = [id for record in server.records for id in record.preempted]
-        assert set(preempted) == {"new"}
-        assert [id for record in server.records for id in record.finished] == ["old", "new"]
 
 
 def check_guesses_last() -> None:

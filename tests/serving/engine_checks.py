@@ -14,7 +14,7 @@ from fakes import Given
 from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, OTHER, assert_trace_fits, law_pair
 from loop_checks import target_law as distribution_of
 from sequence_distribution import assert_follows, no_garbage_collection
-from tiny_models import random_model
+from tiny_models import blurred, random_model
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
@@ -34,11 +34,7 @@ class Ask:
 def pair() -> tuple[ms.Model, ms.Model]:
     """A target with an end token, and a draft with noise on every weight."""
     tiny = dict(hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1, max_length=544)
-    target, draft = random_model(**tiny), random_model(**tiny)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in draft.transformer.parameters():
-        parameter += 0.06 * parameter.std() * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return ms.Model("ends", target.transformer, None, {42}), draft
+    return ms.Model("ends", random_model(**tiny).transformer, None, {42}), blurred(**tiny)
 
 
 @cache

@@ -5,10 +5,8 @@ from block_checks import CHECKS, Memory
 
 from minispec.serving.blocks import BlockPool
 
-SINGLE = ["lru", "prefix end", "cached once", "drafts"]
 
-
-@pytest.mark.parametrize("check", [pytest.param("pool", marks=pytest.mark.slow), *SINGLE])
+@pytest.mark.parametrize("check", [pytest.param("pool", marks=pytest.mark.slow), "lru", "prefix end"])
 def test_pool(check):
     CHECKS[check]()
 

@@ -8,24 +8,10 @@ import threading
 from functools import partial
 from random import Random
 
+import engine_checks as checks
 import pytest
 import torch
-from all_drafters import ALL, FACTORIES
-from engine_checks import (
-    CHECKS,
-    Moody,
-    Poison,
-    asks,
-    assert_as_alone,
-    assert_idle,
-    check_distribution,
-    check_greedy,
-    long_asks,
-    pair,
-    serve,
-    serve_on,
-    trouble,
-)
+from all_drafters import ALL
 from fakes import Given
 
 import minispec as ms
@@ -38,9 +24,9 @@ from minispec.serving.runner import logits_of
 # ---------------------------------------------------------------- the same texts as alone
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name != "distribution"])
+@pytest.mark.parametrize("check", [name for name in checks.CHECKS if name != "distribution"])
 def test_the_engine(check):
-    CHECKS[check]()
+    checks.CHECKS[check]()
 
 
 SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree
@@ -48,10 +34,10 @@ SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree
 
 @pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_every_drafter(name):
-    check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
+    checks.check_greedy(ALL[name](*checks.pair()), checks.asks(14, 40, 16), preemptions=1)
 
 
-HEADS = [name for name, (kind, _) in FACTORIES.items() if kind in ("Medusa", "Eagle", "DFlash", "DFlash2", "MTP")]
+HEADS = [name for name in ALL if name.partition(",")[0] in ("medusa", "eagle", "dflash", "dflash2", "mtp")]
 
 
 QUICK = {"eagle, tree": (False, True), "medusa": (False,), "dflash, tree": (True,)}
@@ -68,9 +54,9 @@ QUICK = {"eagle, tree": (False, True), "medusa": (False,), "dflash, tree": (True
 def test_a_cached_prefix_brings_its_hidden_states(name, fast):
     """A request that begins like another computes the rest alone, and its drafts are those that it gets without that:
     after one that has ended, beside one that goes on, and after one that was aborted."""
-    target, beginning, told = ms.Model("endless", pair()[0].transformer), Random(0).choices(range(64), k=200), []
+    target, beginning, told = ms.Model("endless", checks.pair()[0].transformer), Random(0).choices(range(64), k=200), []
     for caching in (True, False):
-        engine = ms.Engine(target, ALL[name](*pair()), k=3, fast=fast, enable_prefix_caching=caching)
+        engine = ms.Engine(target, ALL[name](*checks.pair()), k=3, fast=fast, enable_prefix_caching=caching)
         outs, processed = {}, []
         for end, new in ([5, 6], 16), ([7, 8, 9], 40), ([1, 7], 40), ([2], 16):
             id = engine.add([*beginning, *end], new)
@@ -79,7 +65,7 @@ def test_a_cached_prefix_brings_its_hidden_states(name, fast):
                 engine.step()
             if end == [1, 7]:
                 engine.abort(1)
-        outs = serve(engine)
+        outs = checks.serve(engine)
         told.append({i: [(c.drafted, c.parents, c.path, c.token) for c in out.trace.cycles] for i, out in outs.items()})
         assert processed == ([202, 11, 10, 9] if caching else [202, 203, 202, 201])
         assert all(any(cycle[0] for cycle in cycles) for id, cycles in told[-1].items() if id != 1)
@@ -89,26 +75,26 @@ def test_a_cached_prefix_brings_its_hidden_states(name, fast):
 @pytest.mark.parametrize("policy, block_size", [("continuous", 16), ("static", 1)])
 def test_other_sizes_and_policies(policy, block_size):
     sizes = dict(policy=policy, block_size=block_size, num_blocks=200, max_num_batched_tokens=8, max_chunk=5)
-    check_greedy(ms.drafters.Model(pair()[1]), asks(14, 40, 16), 0, **sizes)
+    checks.check_greedy(ms.drafters.Model(checks.pair()[1]), checks.asks(14, 40, 16), 0, **sizes)
 
 
 @pytest.mark.nightly
 def test_a_hundred_requests_in_a_small_pool():
     """Prompts of 1–200 tokens, 1–64 new ones, at least 10 preemptions, requests aborted at random."""
-    check_greedy(ms.drafters.Model(pair()[1]), asks(100, 200, 64), 10, aborts=0.03, **LARGE)
+    checks.check_greedy(ms.drafters.Model(checks.pair()[1]), checks.asks(100, 200, 64), 10, aborts=0.03, **LARGE)
 
 
 LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
-    target, passes = pair()[0], []
+    target, passes = checks.pair()[0], []
     right = target.transformer.body
     monkeypatch.setattr(target.transformer, "body", lambda *a, **o: passes.append(a[0].shape[1]) or right(*a, **o))
     engine = ms.Engine(target, ms.drafters.NGram(), max_num_seqs=4, max_num_batched_tokens=32)
-    for ask in asks(14, 40, 16):
+    for ask in checks.asks(14, 40, 16):
         engine.add(ask.prompt, ask.new)
-    serve(engine)
+    checks.serve(engine)
     steps = engine.metrics()["steps"]
     assert passes == [step["read"] for step in steps] and max(passes) <= 32
     assert all(step["rows"] for step in steps)
@@ -121,7 +107,7 @@ def test_text_stop_strings_and_chat_are_those_of_generate(tiny_text):
     engine, streamed = ms.Engine(tiny_text, ms.drafters.Model(tiny_text)), [[] for _ in cases]
     for (prompt, stop), pieces in zip(cases, streamed, strict=True):
         engine.add(prompt, 30, stop=stop, stream=pieces.append)
-    outs = serve(engine)
+    outs = checks.serve(engine)
     for i, (prompt, stop) in enumerate(cases):
         pieces: list[str] = []
         expected = ms.generate(tiny_text, prompt, 30, stop=stop, stream=pieces.append)
@@ -137,7 +123,7 @@ def test_text_stop_strings_and_chat_are_those_of_generate(tiny_text):
 def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
     """4,000 outputs without drafts, of sampled and of given chains, of a cascade, of a tree, and with scratch tokens.
     To the engine every other drafter is one of these; and finer biases of the verifier show in test_speculate.py."""
-    check_distribution(name and ALL[name], draws=4_000, seed=10_000)
+    checks.check_distribution(name and ALL[name], draws=4_000, seed=10_000)
 
 
 @pytest.mark.slow
@@ -150,7 +136,7 @@ def test_sampled_texts_follow_the_law_while_the_controller_changes_its_mind(name
         return chance.choice(self.sizes)
 
     monkeypatch.setattr("minispec.controller.Controller.choose", choose)
-    check_distribution(ALL[name], draws=4_000, seed=20_000, k=None, draft_budget=None)
+    checks.check_distribution(ALL[name], draws=4_000, seed=20_000, k=None, draft_budget=None)
 
 
 # ---------------------------------------------------------------- how much is drafted, and for whom
@@ -158,7 +144,7 @@ def test_sampled_texts_follow_the_law_while_the_controller_changes_its_mind(name
 
 def test_k_of_the_engine_and_of_a_request():
     drafter = Given(lambda context, k: Draft([1] * k))
-    engine = ms.Engine(pair()[0], drafter, k=3)
+    engine = ms.Engine(checks.pair()[0], drafter, k=3)
     for k in (None, 0, 1, 7):
         engine.add([5, 6], 20, k=k)
     deepest = {id: 0 for id in range(4)}
@@ -177,8 +163,8 @@ def test_k_of_the_engine_and_of_a_request():
 @pytest.mark.parametrize("at, drafter", [(0, None), (3, "model"), (3, "eagle, tree")])
 def test_a_model_that_breaks_on_one_request(monkeypatch, at, drafter):
     """Whoever holds the poisoned block fails, in its first pass or later."""
-    some, target = long_asks(), pair()[0]
-    engine = ms.Engine(target, drafter and ALL[drafter](*pair()), num_blocks=64, block_size=4, max_num_seqs=4)
+    some, target = checks.long_asks(), checks.pair()[0]
+    engine = ms.Engine(target, drafter and ALL[drafter](*checks.pair()), num_blocks=64, block_size=4, max_num_seqs=4)
     right = target.transformer.body
 
     def body(tokens, paged, **options):
@@ -187,26 +173,26 @@ def test_a_model_that_breaks_on_one_request(monkeypatch, at, drafter):
             computed = sequence.num_computed_tokens
             [first] = engine.pool.slots(1, computed, computed + 1)
             if first in paged.slots.tolist():
-                raise Poison("bad memory")
+                raise checks.Poison("bad memory")
         return right(tokens, paged, **options)
 
     monkeypatch.setattr(target.transformer, "body", body)
-    outs = trouble(engine, some, {1: Poison})
+    outs = checks.trouble(engine, some, {1: checks.Poison})
     assert len(outs[1].tokens) >= at
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])
 def test_a_drafter_that_breaks_on_one_request(method):
-    some = long_asks()  # first: what they expect takes sequences, which Moody numbers from its own on
-    drafter = Moody(pair()[1], method, 4)
-    engine = ms.Engine(pair()[0], drafter, num_blocks=24, block_size=4, max_num_seqs=4, k=2)
-    trouble(engine, some, {1: Poison})
+    some = checks.long_asks()  # first: what they expect takes sequences, which Moody numbers from its own on
+    drafter = checks.Moody(checks.pair()[1], method, 4)
+    engine = ms.Engine(checks.pair()[0], drafter, num_blocks=24, block_size=4, max_num_seqs=4, k=2)
+    checks.trouble(engine, some, {1: checks.Poison})
     assert set(drafter.forgotten) == set(range(6)) and not drafter.memory.lengths and drafter.memory.cache is None
 
 
 def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
-    engine = ms.Engine(pair()[0], ms.drafters.NGram())
+    engine = ms.Engine(checks.pair()[0], ms.drafters.NGram())
     right = engine.runner.forward
 
     def forward(turns):
@@ -216,7 +202,7 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
                 logits_of(turn)[0, 0] = torch.nan
 
     monkeypatch.setattr(engine.runner, "forward", forward)
-    outs = trouble(engine, long_asks(), {2: ValueError})
+    outs = checks.trouble(engine, checks.long_asks(), {2: ValueError})
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
@@ -230,8 +216,8 @@ BAD_DRAFTS = [
 @pytest.mark.parametrize("draft, named", BAD_DRAFTS)
 def test_an_impossible_draft_fails_its_request_alone(draft, named):
     drafter = Given(lambda context, k: draft if context.id == 1 and len(drafter.asked) > 9 else Draft([5]))
-    engine = ms.Engine(pair()[0], drafter, k=2)
-    outs = trouble(engine, long_asks(), {1: ValueError})
+    engine = ms.Engine(checks.pair()[0], drafter, k=2)
+    outs = checks.trouble(engine, checks.long_asks(), {1: ValueError})
     assert named in str(outs[1].error) and set(drafter.forgotten) == set(range(6))
 
 
@@ -244,14 +230,14 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
             engine.add("sea", 10, request_id="late")
         elif len(engine.sequences[0].output) > 10:
             engine.abort(0)
-            raise Poison("and complains")
+            raise checks.Poison("and complains")
 
     engine.add("The fox", 30, stream=busy), engine.add("One day", 30), engine.add("sun", 12)
-    outs = serve(engine)
+    outs = checks.serve(engine)
     assert [outs[id].finish_reason for id in (0, 1)] == ["abort", "abort"] and outs[0].error is None
     for id, prompt, new in ((2, "sun", 12), ("late", "sea", 10)):
         assert outs[id].text == ms.generate(tiny_text, prompt, new).text
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
@@ -267,23 +253,23 @@ def test_ctrl_c_in_a_listener_loses_nothing(tiny_text):
     prompts = ["The fox", "One day", "sun"]
     for id, prompt in enumerate(prompts):
         engine.add(prompt, 30, stream=partial(listen, id))
-    outs, interruptions = serve_on(engine)
+    outs, interruptions = checks.serve_on(engine)
     for id, prompt in enumerate(prompts):
         assert outs[id].text == heard[id] == ms.generate(tiny_text, prompt, 30).text
     assert interruptions > 3
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 def test_a_fault_while_sampling_changes_no_output(monkeypatch):
     """What is repeated for each request alone comes to the same tokens: none gets the likeliest one instead."""
-    target = pair()[0]
+    target = checks.pair()[0]
     engine, calls = ms.Engine(target), []
     right = engine.runner.sample
 
     def sample(results, turns):
         calls.append(len(turns))
         if len(turns) > 1 and len(calls) % 3 == 0:
-            raise Poison("no memory")
+            raise checks.Poison("no memory")
         right(results, turns)
 
     monkeypatch.setattr(engine.runner, "sample", sample)
@@ -297,7 +283,7 @@ def test_a_fault_while_sampling_changes_no_output(monkeypatch):
 
 def test_paths_that_cannot_be_moved_at_once_do_not_move_twice():
     """Keeping is repeated for each request alone: an accepted path of a tree that moved again would be another one."""
-    target, calls = pair()[0], []
+    target, calls = checks.pair()[0], []
 
     class Scarce:
         """Memory of which two slots can be copied at a time, when keys and values have been."""
@@ -308,7 +294,7 @@ def test_paths_that_cannot_be_moved_at_once_do_not_move_twice():
         def __getitem__(self, index):
             calls.append(len(index[1]))
             if calls[-1] > 2 and len(calls) % 2:
-                raise Poison("no memory")
+                raise checks.Poison("no memory")
             return self.memory[index]
 
         def __setitem__(self, index, states):
@@ -338,12 +324,12 @@ def test_paths_that_cannot_be_moved_at_once_do_not_move_twice():
 
 
 def test_a_run_in_which_everything_fails_raises(monkeypatch):
-    engine = ms.Engine(pair()[0])
-    monkeypatch.setattr(engine.runner, "forward", lambda turns: (_ for _ in ()).throw(Poison("no memory")))
+    engine = ms.Engine(checks.pair()[0])
+    monkeypatch.setattr(engine.runner, "forward", lambda turns: (_ for _ in ()).throw(checks.Poison("no memory")))
     engine.add([5, 6], 4), engine.add([7], 4)
     with pytest.raises(RuntimeError, match="2 requests.*no memory"):
         engine.run()
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 @pytest.fixture
@@ -357,8 +343,8 @@ def ctrl_c():
 @pytest.mark.slow
 def test_ctrl_c_waits_until_the_step_is_complete(monkeypatch, ctrl_c):
     """A second one, too, where books are changed: one that ended a step in the middle of `free` left blocks behind."""
-    some = long_asks()
-    engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4, k=4)
+    some = checks.long_asks()
+    engine = ms.Engine(checks.pair()[0], ms.drafters.Model(checks.pair()[1]), num_blocks=40, block_size=4, k=4)
     calls, pressed = [], set()
 
     def press_sometimes(owner, name):
@@ -385,16 +371,16 @@ def test_ctrl_c_waits_until_the_step_is_complete(monkeypatch, ctrl_c):
             engine.add(ask.prompt, ask.new, request_id=id)
         except KeyboardInterrupt:
             interruptions += 1
-    outs, later = serve_on(engine)
+    outs, later = checks.serve_on(engine)
     assert interruptions and later > 5 and pressed == set(calls)
     for id, ask in zip(ids, some, strict=True):
-        assert_as_alone(outs[id], ask)
-    assert_idle(engine)
+        checks.assert_as_alone(outs[id], ask)
+    checks.assert_idle(engine)
 
 
 def test_a_second_ctrl_c_ends_the_requests_of_its_step(monkeypatch, ctrl_c):
-    target = pair()[0]
-    engine = ms.Engine(target, ms.drafters.Model(pair()[1]), max_num_seqs=2, k=4)
+    target = checks.pair()[0]
+    engine = ms.Engine(target, ms.drafters.Model(checks.pair()[1]), max_num_seqs=2, k=4)
     ids = [engine.add(prompt, 30) for prompt in ([5, 6], [7], [8, 9, 1])]
     right, calls = engine.runner.verify, []
 
@@ -414,7 +400,7 @@ def test_a_second_ctrl_c_ends_the_requests_of_its_step(monkeypatch, ctrl_c):
         expected = ms.generate(target, prompt, 30).tokens
         assert outs[id].finish_reason == ("length" if id == 2 else "abort")
         assert outs[id].tokens == expected[: len(outs[id].tokens)] and outs[id].tokens
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 # ---------------------------------------------------------------- stream, abort, shutdown
@@ -435,32 +421,32 @@ def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys)
     assert capsys.readouterr().err == ""
     engine.run()
     with pytest.raises(ValueError, match="is no Drafter"):
-        ms.Engine(pair()[0], pair()[1])
+        ms.Engine(checks.pair()[0], checks.pair()[1])
     with pytest.raises(ValueError, match="token id"):
         engine.generate(["The fox", [10**6]], short)
     engine.runner.verify = lambda turns: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts, short, progress=False)
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 def test_a_seed_gives_the_same_outputs_from_generate_and_engine():
     """For a batch, and for each prompt alone, with a drafter that does not draft and without one."""
     params = ms.SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_new_tokens=20)
     prompts = [[1, 2], [1, 2], [3]]
-    outs = ms.Engine(pair()[0]).generate(prompts, params, progress=False)
-    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(pair()[0], prompts, params=params)]
+    outs = ms.Engine(checks.pair()[0]).generate(prompts, params, progress=False)
+    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(checks.pair()[0], prompts, params=params)]
     for i, prompt in enumerate(prompts):
-        engine = ms.Engine(pair()[0], ms.drafters.NGram() if i else None, k=0 if i else 4)
+        engine = ms.Engine(checks.pair()[0], ms.drafters.NGram() if i else None, k=0 if i else 4)
         engine.add(prompt, params=params)
-        assert engine.run()[0].tokens == ms.generate(pair()[0], prompt, params=params).tokens
-    assert outs[0].tokens == ms.generate(pair()[0], prompts[0], params=params).tokens != outs[1].tokens
+        assert engine.run()[0].tokens == ms.generate(checks.pair()[0], prompt, params=params).tokens
+    assert outs[0].tokens == ms.generate(checks.pair()[0], prompts[0], params=params).tokens != outs[1].tokens
 
 
 @pytest.mark.slow
 def test_a_thread_that_adds_is_let_in_between_two_steps():
     """One thread steps a long request in a loop; short ones that another adds, one after the other, end before it."""
-    engine, done = ms.Engine(ms.Model("endless", pair()[0].transformer)), []
+    engine, done = ms.Engine(ms.Model("endless", checks.pair()[0].transformer)), []
 
     def add() -> None:
         for i in range(20):
@@ -487,11 +473,11 @@ def test_an_aborted_request_keeps_what_it_wrote(tiny_text):
     assert outs[running].text == ms.generate(tiny_text, "The fox", 4).text
     with pytest.raises(ValueError, match="id=0"):
         engine.abort(running)
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 def test_after_shutdown():
-    engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]))
+    engine = ms.Engine(checks.pair()[0], ms.drafters.Model(checks.pair()[1]))
     engine.add([1, 2, 3], 20)
     engine.step()
     engine.shutdown()
@@ -500,7 +486,7 @@ def test_after_shutdown():
     assert engine.run()[0].finish_reason == "abort" and engine.step().rows == []
     assert engine.drafter.memory.cache is None
     engine.shutdown()
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 # ---------------------------------------------------------------- errors
@@ -508,7 +494,7 @@ def test_after_shutdown():
 
 def test_memory_that_fits_the_card(monkeypatch):
     """Half of what is free, but no more than the requests can fill; on a CPU 512 blocks."""
-    model, config = pair()[0], pair()[0].config
+    model, config = checks.pair()[0], checks.pair()[0].config
     for layers in ((0, 2, 2), ()):
         size = paged.bytes_per_block(model, 16, layers)
         cache = PagedKVCache(config, 3, 16, hidden_layers=layers, dtype=torch.float64)
@@ -521,7 +507,7 @@ def test_memory_that_fits_the_card(monkeypatch):
         with monkeypatch.context() as there:
             there.setattr(ms.Model, "device", torch.device("cuda"))
             assert paged.blocks_that_fit(model, 16, 8) == blocks
-    engine = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=8)
+    engine = ms.Engine(checks.pair()[0], ms.drafters.NGram(), block_size=8)
     assert engine.pool.num_blocks == 512
     assert "512 blocks of 8 tokens" in repr(engine)
 
@@ -531,7 +517,7 @@ def test_memory_that_fits_the_card(monkeypatch):
 
 @pytest.mark.slow
 def test_metrics_add_up_and_go_to_json():
-    engine = check_greedy(ms.drafters.Model(pair()[1]), history=4096)
+    engine = checks.check_greedy(ms.drafters.Model(checks.pair()[1]), history=4096)
     metrics = json.loads(json.dumps(engine.metrics()))
     steps, requests, totals = metrics["steps"], metrics["requests"], metrics["totals"]
     assert totals["steps"] == len(steps) and totals["requests"] == len(requests) == 24
@@ -556,8 +542,8 @@ def bytes_held() -> int:
 @pytest.mark.slow
 def test_a_soak_in_constant_memory():
     """360 requests with aborts, preemptions and failures: the last 120 leave not a hundred bytes each behind."""
-    target, random = pair()[0], Random(0)
-    drafter = Moody(pair()[1], "propose", 2)
+    target, random = checks.pair()[0], Random(0)
+    drafter = checks.Moody(checks.pair()[1], "propose", 2)
     sizes = dict(num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50)
     engine = ms.Engine(target, drafter, k=4, draft_budget=64, **sizes)
     beginnings = [random.choices(range(64), k=24) for _ in range(3)]
@@ -576,13 +562,13 @@ def test_a_soak_in_constant_memory():
         if i % 50 == 0:
             engine.check_integrity()
         if i % 120 == 119:
-            outs += len(serve(engine))
+            outs += len(checks.serve(engine))
             held.append(bytes_held())
     totals = engine.metrics()["totals"]
     assert outs == totals["requests"] == 360 and totals["preemptions"] >= 8
     assert totals["finished"]["abort"] > 6
     assert held[2] < held[1] + 12_000
-    assert_idle(engine)
+    checks.assert_idle(engine)
 
 
 def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tiny):

@@ -40,9 +40,8 @@ def test_the_definitions_are_complete():
     for exercise in EXERCISES.values():
         assert 5 <= exercise.minutes <= 40 and exercise.points >= 1, exercise.id
         assert len(set(exercise.hints)) == 3, exercise.id
-        assert len({mutant.diagnosis for mutant in exercise.mutants.values()}) == len(exercise.mutants) >= 3, (
-            exercise.id
-        )
+        diagnoses = {mutant.diagnosis for mutant in exercise.mutants.values()}
+        assert len(diagnoses) == len(exercise.mutants) >= 3, exercise.id
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
 
 

@@ -97,26 +97,10 @@ def test_every_round_is_held_in_80_columns(format, folder, no_code):
 def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     made = Interview(BANK, "L5", "design", 3, Schedule(None))
     facts = made.items[0].facts
-    menu = [
-        "? How fast is memory?",
-        "99",
-        "1 2",
-        "1",
-        "? Whose birthday is it?",
-        "",
-        "? Its name?",
-        "? Memory?",
-        "I begin.",
-    ]
+    menu = "? How fast is memory?|99|1 2|1|? Whose birthday is it?||? Its name?|? Memory?|I begin.".split("|")
     script = hold(made, "", *menu, "?1", "")  # words that are typed into the list of facts are not lost
-    names = [
-        ("How fast is memory?", 0),
-        ("Whose birthday is it?", None),
-        ("Its name?", None),
-        ("Memory?", None),
-        ("1", 0),
-    ]
-    assert made.facts == names
+    unknown = [(name, None) for name in ("Whose birthday is it?", "Its name?", "Memory?")]
+    assert made.facts == [("How fast is memory?", 0), *unknown, ("1", 0)]
     assert made.texts[0] == ["I begin."] and made.items[0].question.case.changes[0].says in script.words
     before = script.words.partition("# Mock interview")[0]
     assert facts[0] in before and not any(fact in before for fact in facts[1:])
@@ -378,11 +362,8 @@ def test_in_a_notebook_a_round_is_the_same_dialogue(folder):
     for _ in made.items[0].asks:
         sitting._field.enter({"entered": "my <words>. More."})
     sitting._buttons[-1].click()  # end: on to the marks
-    assert (
-        not made.running
-        and "my &lt;words&gt;." in sitting._text.value
-        and made.items[0].rubric[0].text in (sitting._text.value.replace("&#x27;", "'").replace("&quot;", '"'))
-    )
+    shown = sitting._text.value.replace("&#x27;", "'").replace("&quot;", '"')
+    assert not made.running and "my &lt;words&gt;." in shown and made.items[0].rubric[0].text in shown
     sitting.reply("1=1")
     sitting.reply("q")
     assert "<h1>" in sitting._text.value and "mock-1.md" in sitting._text.value and sitting._field.disabled
