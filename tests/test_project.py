@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_787,  # the plan: 15,500
-    "minispec_course": 24_649,  # 213 of them are commands that minispec/cli had
+    "minispec": 18_934,  # the plan: 15,500
+    "minispec_course": 24_655,  # 213 of them are commands that minispec/cli had
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
     "minispec_course/viz": 5_000,

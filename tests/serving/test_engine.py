@@ -88,11 +88,11 @@ LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tok
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
-    target, passes = checks.pair()[0], []
+    target, passes, some = checks.pair()[0], [], checks.asks(14, 40, 16)
     right = target.transformer.body
     monkeypatch.setattr(target.transformer, "body", lambda *a, **o: passes.append(a[0].shape[1]) or right(*a, **o))
     engine = ms.Engine(target, ms.drafters.NGram(), max_num_seqs=4, max_num_batched_tokens=32)
-    for ask in checks.asks(14, 40, 16):
+    for ask in some:
         engine.add(ask.prompt, ask.new)
     checks.serve(engine)
     steps = engine.metrics()["steps"]
