@@ -189,8 +189,8 @@ def calibrate(
     """How often a blank is filled as the target did, given that all before it in the block were. `guess` gives other
     logits than DFlash's: of a drafter, states, the tokens before them and the target.
 
-    The text follows the target's law, so this is the chance that the draft token is accepted; the expected tokens a
-    pass are 1 + Σ_j (the chance that the first j are right).
+    The text follows the target's distribution, so this is the chance that the draft token is accepted; the expected
+    tokens a pass are 1 + Σ_j (the chance that the first j are right).
     """
     lessons = Lessons(target, corpus, head.hidden_layers, keep=False)
     generator = torch.Generator(target.device).manual_seed(0)

@@ -1,6 +1,6 @@
 """Distil a draft: a few layers that put their probability where the target puts it.
 
-What speculation pays for is Σ min(p, q), the overlap of the draft's law q with the target's p. Soft cross-entropy
+What speculation pays for is Σ min(p, q), the overlap of the draft's q with the target's p. Soft cross-entropy
 −Σ p log q learns fast and pulls q towards p everywhere; a last phase adds the total variation 1 − Σ min(p, q) itself.
 """
 

@@ -1,7 +1,7 @@
 """Train EAGLE's head with training-time test: let it draft along the text, and correct every step of the draft.
 
 Drafts start at all positions t of a row at once. Step j of each reads the true token x_{t+1+j} and the head's own
-feature of step j − 1 (step 0: the target's), and learns the law that the target has at position t + 1 + j. It sees what
+feature of step j − 1 (step 0: the target's), and learns what the target says at position t + 1 + j. It sees what
 it will see when it drafts: the true entries up to t, and its own steps since. A head that was taught on true features
 alone would be lost at the second step, where it has none.
 

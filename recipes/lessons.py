@@ -1,7 +1,7 @@
 """What a student is shown: rows of text that the target wrote, and the target's answer at every position.
 
-p(x) = exp(state · head[x] − log Σ exp), so one state and one number a position hold the target's whole law, and the
-law on a reduced vocabulary costs only that many rows of the head. With `keep`, the answers are computed once for the
+p(x) = exp(state · head[x] − log Σ exp), so one state and one number a position hold all of the target's p, and p on a
+reduced vocabulary costs only that many rows of the head. With `keep`, the answers are computed once for the
 whole corpus: a few kilobytes a token, worth it when rows are seen many times. Without, each step asks the target anew.
 Streams kept in 8 bits (`keep_bits`) take half the room.
 """
@@ -74,8 +74,8 @@ class Float8:
 class Lessons:
     """A corpus and the target's answers to it, kept (`keep`) or given anew in every step.
 
-    With keep_bits=8 the streams are kept as Float8, all but the last: it stands for the target's law, which the errors
-    would blur. With 16 everything is kept as the target computed it.
+    With keep_bits=8 the streams are kept as Float8, all but the last: it stands for the target's p, which errors would
+    blur. With 16 everything is kept as the target computed it.
     """
 
     def __init__(

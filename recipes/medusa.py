@@ -1,4 +1,4 @@
-"""Train Medusa's heads: head k, at position t, learns the law that the target has k positions later.
+"""Train Medusa's heads: head k, at position t, learns the distribution that the target has k positions later.
 
 loss = Σ_k 0.8^k · CE(p_{t+k}, head k at t). Near tokens weigh more, because a far one only counts when all nearer ones
 were right. The target is frozen. Its normed states are what the heads read, and k positions later they are what the

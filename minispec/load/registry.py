@@ -45,6 +45,7 @@ SHIPPED = [
     Entry("micro", "tells simple stories; the default target"),
     *(Entry(f"micro-{kind}", f"{what} for micro") for kind, what in KINDS.items()),
     Entry("micro-mtp", "MTP module for micro"),
+    Entry("micro-hybrid", "tells such stories with recurrent layers, for lesson 15b"),
     Entry("smollm2", "SmolLM2-135M-Instruct, the real target", "hub, or PyPI", packaged=False, download=540_000_000),
     *(Entry(f"smollm2-{kind}", f"{what} for smollm2") for kind, what in KINDS.items()),
 ]
