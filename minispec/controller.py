@@ -32,6 +32,7 @@ from itertools import accumulate
 from operator import mul
 from statistics import median
 
+LONGEST = 8  # draft with k="auto", and chain of an engine
 PRIOR = 0.7  # the chance of each draft token, before anything is known
 FEW = 0.1  # accepted of the smallest drafts: a drafter with less is of no use
 LATELY = 50  # steps with a size, for its time

@@ -16,22 +16,19 @@ from contextlib import closing
 import torch
 from torch import Tensor
 
-from .controller import Controller
-from .drafters.base import Drafter
+from .controller import LONGEST, Controller
+from .drafters.base import Drafter, propose
 from .generate import prepare
 from .load.handle import Model
 from .model import Pass
 from .output import Output
-from .processors.drafts import without_impossible
 from .recurrent import DEEPEST, NO_TREES
 from .require import require, whole
 from .sampling import SamplingParams, emitting_positions, pad
-from .sequence import NO_DRAFT, Sequence
+from .sequence import Sequence
 from .trace import Clock, Cycle
-from .tree import Draft, cut, mask_and_offsets
-from .verify import NO_BLOCKS, RULES, check_draft, judge
-
-LONGEST = 8  # draft with k="auto"
+from .tree import mask_and_offsets
+from .verify import NO_BLOCKS, RULES, judge
 
 
 def speculate(
@@ -207,19 +204,3 @@ def check_rule(rule: str, drafter: Drafter | None) -> None:
     require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
     if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
         raise ValueError(NO_BLOCKS)
-
-
-def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:
-    """One draft per sequence, none deeper than its depth, k at the most."""
-    if k < 1:
-        return [NO_DRAFT] * len(sequences)
-    drafts = drafter.propose(sequences, k)
-    if len(drafts) != len(sequences):
-        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
-    kept = []
-    for draft, sequence, depth in zip(drafts, sequences, depths, strict=True):
-        sequence.shown()
-        check_draft(draft, vocab_size)
-        # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
-        kept.append(cut(without_impossible(draft, sequence), depth))
-    return kept

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
-    "minispec": 18_934,  # the plan: 15,500
+    "minispec": 18_935,  # the plan: 15,500
     "minispec_course": 24_655,  # 213 of them are commands that minispec/cli had
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
@@ -163,13 +163,16 @@ def test_imports_go_down_only(found):
 
 
 def test_no_circle_of_imports(found):
-    """Among files, and among rooms; imports inside functions and for type hints count."""
-    for part in (lambda module: module, room_of):
+    """Among files, and among rooms; imports inside functions and for type hints count. And none while importing, where
+    a file of a folder runs the folder's __init__ first."""
+    itself = lambda module: module  # noqa: E731
+    for part, running in ((itself, False), (room_of, False), (itself, True)):
         graph = {part(name): set() for name in found}
         for name, statements in found.items():
-            ours = {module for module, _, ours in statements if ours and module not in PACKAGES}
-            inside = {module for module in ours if name.startswith(f"{module}.")}  # a folder comes before its files
-            graph[part(name)] |= {part(module) for module in ours - inside} - {part(name)}
+            ours = {module for module, at_top, ours in statements if ours and (at_top or not running)}
+            ours |= {module.rpartition(".")[0] for module in ours if running}
+            ours = {module for module in ours & found.keys() - {*PACKAGES} if not name.startswith(f"{module}.")}
+            graph[part(name)] |= {part(module) for module in ours} - {part(name)}
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:

@@ -20,10 +20,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..controller import LONGEST
 from ..require import require, whole
 from ..sampling import Sampling
 from ..sequence import Sequence
-from ..speculate import LONGEST
 from ..tree import Draft, cut
 from .base import BESIDE, Drafter
 from .model import DraftModel

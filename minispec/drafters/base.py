@@ -3,8 +3,10 @@ heads. The verifier does not care, as long as `Draft.probs` is the distribution 
 
 from torch import Tensor
 
-from ..sequence import Sequence
-from ..tree import Draft, Scratch  # noqa: F401  a part of the protocol
+from ..processors.drafts import without_impossible
+from ..sequence import NO_DRAFT, Sequence
+from ..tree import Draft, Scratch, cut  # noqa: F401  a part of the protocol
+from ..verify import check_draft
 
 BESIDE: dict = {}  # kind of device → how to work beside the target's pass there: a context (gpu/ fills it)
 FOR_MANY: dict[type, type] = {}  # drafter → what drafts in its place for many sequences by one launch; gpu/ fills it
@@ -56,3 +58,19 @@ class Drafter:
         kind = FOR_MANY.get(type(self))  # not of a base class: what a subclass changes would never be called
         if self.captured is None and kind is not None and kind.takes(self):
             self.captured = kind(self)
+
+
+def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:
+    """One draft per sequence, none deeper than its depth, k at the most."""
+    if k < 1:
+        return [NO_DRAFT] * len(sequences)
+    drafts = drafter.propose(sequences, k)
+    if len(drafts) != len(sequences):
+        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(sequences)} sequences: return one for each")
+    kept = []
+    for draft, sequence, depth in zip(drafts, sequences, depths, strict=True):
+        sequence.shown()
+        check_draft(draft, vocab_size)
+        # Tokens that were not sampled and are sure to be rejected may go: which these are is no matter of chance.
+        kept.append(cut(without_impossible(draft, sequence), depth))
+    return kept

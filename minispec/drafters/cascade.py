@@ -15,10 +15,9 @@ from ..load.handle import Model
 from ..require import require_counts
 from ..sampling import Sampling, pad, uniforms
 from ..sequence import NO_DRAFT, Sequence
-from ..speculate import propose
 from ..tree import stack
 from ..verify import chain_batch, check_sampled
-from .base import Draft, Drafter
+from .base import Draft, Drafter, propose
 from .model import DraftModel
 
 

@@ -17,13 +17,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..controller import LONGEST
 from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
 from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
-from ..speculate import LONGEST, Loop
+from ..speculate import Loop
 from ..trace import Cycle
 from ..verify import judge
 from . import engine_models  # noqa: F401  what drafts in a draft model's place

@@ -36,7 +36,7 @@ from threading import Lock, current_thread, get_ident, main_thread
 import torch
 from tqdm.auto import tqdm
 
-from ..controller import Controller
+from ..controller import LONGEST, Controller
 from ..drafters.base import Drafter
 from ..generate import is_one, prepare
 from ..load.handle import Model
@@ -44,7 +44,7 @@ from ..output import Output
 from ..require import require, require_whole
 from ..sampling import SamplingParams, emitting_positions
 from ..sequence import Sequence
-from ..speculate import LONGEST, check_drafter, check_rule, deepest
+from ..speculate import check_drafter, check_rule, deepest
 from ..trace import Clock
 from .blocks import BlockPool, check
 from .metrics import PARTS, Metrics, StepRecord

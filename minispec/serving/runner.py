@@ -14,11 +14,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, propose
 from ..load.handle import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
-from ..speculate import propose
 from ..trace import Clock
 from ..tree import Draft, mask_and_offsets, only
 from ..verify import greedy_cycle, judge
