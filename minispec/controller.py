@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Sequence
 from itertools import accumulate
 from operator import mul
-from statistics import median
+from statistics import fmean, median
 
 LONGEST = 8  # draft with k="auto", and chain of an engine
 PRIOR = 0.7  # the chance of each draft token, before anything is known
@@ -39,7 +39,7 @@ LATELY = 50  # steps with a size, for its time
 ENOUGH = 8  # drafts before a size is judged by what they came to
 TRIAL = 4  # steps that a trial takes: the first of them may still pay for the change
 EPSILON = 0.01  # of the time: what all trials together may cost
-CHANGES = 5  # lately, for what a change costs
+CHANGES = 6  # lately, for what one costs: to drafts, which have to catch up, and back again
 
 
 def at(seen: dict[int, float], x: float) -> float:
@@ -155,7 +155,7 @@ class Controller:
         if first:
             return first[0], few
         speeds = {n: self.speed(n, B) for n in sizes}
-        best, change = max(speeds, key=speeds.get), max(0.0, median(self.changes))
+        best, change = max(speeds, key=speeds.get), max(0.0, fmean(self.changes))
         now = best if self.usual is None else min(self.usual, sizes[-1])
         self.lost += (step - self.since) * self.seconds_of(now, B) * (1 - speeds[now] / speeds[best])
         hold = self.hold

@@ -362,8 +362,9 @@ for name, drafter in {
 
 # %% [markdown]
 # DSpark drafts fewer tokens because it stops where it expects a rejection. Its decision uses everything before the token, but
-# not the token, as you found above. With SmolLM2 and a tree of 60 nodes the pairs help less (2.77 tokens per pass instead of
-# 2.62): such a tree holds many combinations anyway.
+# not the token, as you found above. With SmolLM2 and a tree of 60 nodes the pairs help less
+# ([2.77 tokens per pass instead of 2.62](../minispec/data/smollm2-dflash2/README.md)): such a tree holds many combinations
+# anyway.
 #
 # Two more ideas stand beside the tree:
 #
