@@ -382,9 +382,8 @@ draft = ms.load("micro-draft")
 for outcomes in (1, 4, 16):
     ahead = ms.drafters.Ahead(ms.drafters.Model(draft), outcomes)
     ms.speculate(micro, OPENINGS, ahead, 4, 60)
-    print(
-        f"drafts prepared for {outcomes:2} outcomes: the right one was there in {ahead.hits / (ahead.hits + ahead.misses):.0%}"
-    )
+    drafts = ahead.hits + ahead.misses
+    print(f"prepared for {outcomes:2} outcomes: the draft that was needed was there {ahead.hits} times of {drafts}")
 
 # %% [markdown]
 # On one device the preparation is not free: it pays where the verify pass leaves room beside it
