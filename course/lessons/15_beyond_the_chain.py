@@ -84,6 +84,10 @@ guess_block
 #
 # $$R_i = \sum_x \left[w_i\, p_i(x) - q_i(x)\right]_+, \qquad h_i = \frac{R_i}{R_i + 1 - w_i}$$
 #
+# (Positions count from 0: $p_i$ and $q_i$ come after $i$ draft tokens, and $d_i$ is drafted from $q_i$. In the example the
+# draft A, B has the weights $w$ = 1, ½, 1, so $h_2$ = 1: B makes up for A. The draft A, A has $w$ = 1, ½, ¼, so $h_2$ = ¼ and
+# $h_1$ = 0.)
+#
 # 1. For $i = k, \dots, 1$: if `random() < h_i`, the first $i$ tokens are accepted. (If $R_i + 1 - w_i = 0$, then $h_i = 1$.)
 # 2. If there was no yes, nothing is accepted: $i = 0$.
 # 3. Emit one token more, sampled from $\mathrm{norm}([w_i\, p_i - q_i]_+)$. `residual(w * p, q)` computes that.
