@@ -89,7 +89,7 @@ def test_the_script_of_the_docs_generates_what_one_process_does(tmp_path):
     assert done.returncode == 0, done.stderr
     target, draft = (ms.load(name, device="cpu") for name in ("micro", "micro-draft"))
     alone = ms.speculate(target, "Once upon a time", ms.drafters.Model(draft), 4, seed=0)
-    assert done.stdout.splitlines() == [str(alone.tokens)] * 2
+    assert done.stdout.replace("\n", "") == 2 * str(alone.tokens)  # two processes write to one pipe
 
 
 # ---------------------------------------------------------------- experts on ranks
