@@ -66,10 +66,10 @@ class Lab:
         return [cell for cell in cells if cell["cell_type"] == "code"]
 
     def widgets(self, cells: list[dict]) -> list:
-        """Every panel and every prediction on the page, once all widgets are drawn."""
+        """Every panel that has controls and every prediction on the page, once all widgets are drawn."""
         wanted = sum(WIDGET in output.get("data", {}) for cell in cells for output in cell["outputs"])
         self.page.wait_for_function("wanted => minispecLab.drawn(wanted)", arg=wanted)
-        return self.page.locator(OWN).all()
+        return self.page.locator(OWN).filter(has_not=self.page.locator(".ms-loop")).all()  # the film moves by itself
 
     def settle(self, widget) -> str:
         """Wait until a widget has come to rest; what it shows then."""

@@ -69,7 +69,9 @@ def test_the_command(capsys):
 @pytest.mark.nightly
 def test_a_sweep_starts_servers_and_ends_them(capsys):
     """Two of them, the second drafts; the same requests for both, and nothing of them is left."""
-    load = "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --k 4 --output-tokens 8 12 --ignore-eos"
+    load = (
+        "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --k 4 --output-tokens 8 12 --ignore-eos"
+    )
     assert main(["serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     plain, drafting = (server["results"] for server in result["servers"])
