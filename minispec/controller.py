@@ -58,7 +58,7 @@ def expected(accept: Sequence[float]) -> float:
 
 
 class Controller:
-    """Choose each sequence's next draft among `sizes`, or none.
+    """Choose the size of everybody's next draft among `sizes`, or 0.
 
     With `depth` drafts are trees, at most so deep. Without, a draft is the beginning of every larger one, so it shows
     what smaller ones would have come to. A choice holds for `hold` steps. `memory`: so much of what a step has shown
