@@ -52,6 +52,12 @@ def at(seen: dict[int, float], x: float) -> float:
     return seen[a] + (seen[b] - seen[a]) * (x - a) / (b - a)
 
 
+def rounded(B: int) -> int:
+    """To a power of two or halfway between: passes are padded to such numbers, so their times are one time."""
+    power = 1 << (B - 1).bit_length()
+    return power * 3 // 4 if power * 3 // 4 >= B else power
+
+
 def expected(accept: Sequence[float]) -> float:
     """Tokens of a chain that are accepted on average: β₁ + β₁β₂ + …"""
     return sum(accumulate(accept, mul))
@@ -144,7 +150,7 @@ class Controller:
     def _renew(self, ids: Collection[Hashable], step: int) -> None:
         """The choice that holds from this step on."""
         self.gain = self.gains()
-        self.size, hold = self._choose(len(ids), step)
+        self.size, hold = self._choose(rounded(len(ids)), step)
         self.ids, self.until, self.since = set(ids), step + hold - 1, step
         self.tried[self.size] = self.clock
 
@@ -169,8 +175,8 @@ class Controller:
         if not self.told and not now and self.gain[smallest] < FEW:
             self.told = True
             warnings.warn(
-                f"of drafts of size {smallest} {self.gain[smallest]:.0%} are accepted, so there is hardly any drafting "
-                "from now on: is this drafter made for this model, and for such texts?",
+                f"drafts of size {smallest} gain only {self.gain[smallest]:.2f} tokens on average, so there is hardly "
+                "any drafting from now on: is this drafter made for this model, and for such texts?",
                 stacklevel=2,
             )
         return now, hold
@@ -213,13 +219,14 @@ class Controller:
 
     def time(self, ids: Sequence[Hashable], sizes: Sequence[int], seconds: float) -> None:
         """A step of these sequences with drafts of these sizes took so long."""
-        # The first step of all is cold. In an engine, one with another choice or somebody new pays for the change.
-        this, last, n, B = (tuple(ids), sizes[0]), self.last, sizes[0], len(sizes)
+        # The first step of all is cold, and one with another choice pays for the change. But what others cost who come
+        # and go, and drafts that have to catch up with a prompt's step, belongs to the time of a size under this load.
+        this, last, n, B = (tuple(ids), sizes[0]), self.last, sizes[0], rounded(len(sizes))
         self.last, self.clock = this, self.clock + seconds
         if not min(sizes) == max(sizes) in self.seconds:
             return
         known = B in self.seconds[n]
-        if this == last if self.hold > 1 else self.steps > 1:
+        if last and n == last[1] if self.hold > 1 else self.steps > 1:
             lately = self.lately.setdefault((n, B), deque(maxlen=LATELY))
             lately.append(seconds)
             # Where a step is launched ahead of the host, long and short ones alternate: the shortest would say little.

@@ -11,8 +11,7 @@ choices, each of these experts once: that is what makes verification more expens
 Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,24 +63,3 @@ class Mixture(nn.Module):
         if self.shared_expert is not None:
             y = y + self.shared_expert_gate(rows).sigmoid() * self.shared_expert(rows)
         return y.view(x.shape)
-
-
-@contextmanager
-def counting(model: nn.Module) -> Iterator[list[list[set[int]]]]:
-    """While this lasts, note of every pass of a Transformer which experts each of its mixtures touched: a list with one
-    entry per pass, each a list with one set per sparse layer."""
-    mixtures = [part for part in model.modules() if isinstance(part, Mixture)]
-    passes: list[list[set[int]]] = []
-
-    def note(mixture: Mixture, inputs: tuple[Tensor]) -> None:
-        if mixture is mixtures[0]:
-            passes.append([])
-        _, chosen = route(mixture.gate(inputs[0]), mixture.shape.per_token, mixture.shape.renormalise)  # [..., k]
-        passes[-1].append(set(chosen.flatten().tolist()))
-
-    hooks = [mixture.register_forward_pre_hook(note) for mixture in mixtures]
-    try:
-        yield passes
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -12,7 +12,7 @@ from tiny_models import random_model
 import minispec as ms
 from minispec import experts, theory
 from minispec.cpu.fused import fused
-from minispec.experts import Experts, counting
+from minispec.experts import Experts
 from minispec.load.folder import save_folder
 from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
@@ -126,19 +126,6 @@ def test_the_product_is_the_definition():
 
 
 # ---- experts touched ------------------------------------------------------------------------------------------------
-
-
-def test_counting_sees_every_pass_and_layer(sparse):
-    transformer = sparse.transformer
-    with counting(transformer) as passes:
-        transformer(torch.tensor([[1, 2, 3]]))
-        transformer(torch.tensor([[4]]))
-    assert [len(one) for one in passes] == [2, 2]
-    assert all(len(layer) == SHAPE.per_token for layer in passes[1])
-    assert all(SHAPE.per_token <= len(layer) <= SHAPE.count for layer in passes[0])
-    assert not any(layer.mlp.gate._forward_hooks for layer in transformer.layers)
-    transformer(torch.tensor([[5]]))
-    assert len(passes) == 2
 
 
 def test_the_formula_is_the_mean_of_uniform_choices():

@@ -163,11 +163,15 @@ class DFlash(HeadDrafter):
         return True  # the last token alone will do
 
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        if self.captured:
+        if self.captured and self.captured.knows(sequences):
             return self.captured.propose(sequences, k)
         states = self.states(sequences)[:, :k]  # [b, min(k, B − 1), d]
         logits, last = linear(states, self.head_rows), self.last(sequences)[:, 0]  # [b, min(k, B − 1), v], [b]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
+        return self.filled(logits, states, last, sequences, budgets)
+
+    def filled(self, logits: Tensor, states: Tensor, last: Tensor, sequences, budgets: list[int]) -> list[Draft]:
+        """The drafts, of logits [b, depths, v] and states [b, depths, d] of the blanks, and the tokens [b] before."""
         expand = self.fillings(logits, states, last)
         if self.tree:
             return grow_batch(expand, logits.shape[1], self.nodes, budgets)

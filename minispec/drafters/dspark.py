@@ -22,7 +22,6 @@ from ..kernels import linear
 from ..load.handle import Model
 from ..model import Linear
 from ..require import real, require
-from ..sequence import Sequence
 from .base import Draft
 from .dflash import DFlash
 from .dflash2 import PairHead
@@ -39,7 +38,8 @@ class DSparkHead(PairHead):
 
 class DSpark(DFlash):
     """Draft a chain with DSpark. A draft ends where the chance that all of it is accepted, by the confidence head,
-    falls below `confidence` (0: it never does). Where the target samples, so does it."""
+    falls below `confidence` (0: it never does). Where the target samples, so does it. On a GPU greedy drafts are
+    captured; in a cycle of one launch, whose size is fixed, none ends early."""
 
     head = DSparkHead
 
@@ -50,25 +50,27 @@ class DSpark(DFlash):
         head, self.embedding = self.heads, target.transformer.embed_tokens.weight
         self.after = head.pairs.after(torch.arange(len(head.head_ids), device=target.device), self.head_rows)  # [v, r]
 
-    def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        head = self.heads
-        states = self.states(sequences)[:, :k]  # [b, min(k, B − 1), d]
-        logits, last, steps = linear(states, self.head_rows), self.last(sequences)[:, 0], iter(range(states.shape[1]))
+    def step(self, logits: Tensor, h: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a blank with these logits [b, v] and states [b, d], given the tokens before it [b]: the biased logits, and
+        c [b]."""
+        pairs = self.heads.pairs
+        codes = pairs.before(before, self.embedding)  # [b, r]
+        c = self.heads.confidence(torch.cat([h, codes], -1)).sigmoid()[:, 0]
+        return logits + linear(pairs.gated(codes, h), self.after), c
+
+    def filled(self, logits: Tensor, states: Tensor, last: Tensor, sequences, budgets: list[int]) -> list[Draft]:
+        depths = iter(range(states.shape[1]))
         sure: list[Tensor] = []  # [b] each: the chance that everything up to here is accepted
 
         def score(newest: Tensor | None) -> Tensor:
-            j = next(steps)
-            codes = head.pairs.before(last if newest is None else newest, self.embedding)  # [b, r]
-            h = states[:, j]  # [b, d]
-            c = head.confidence(torch.cat([h, codes], -1)).sigmoid()[:, 0]
+            j = next(depths)
+            biased, c = self.step(logits[:, j], states[:, j], last if newest is None else newest)
             sure.append(sure[-1] * c if sure else c)
-            biased = logits[:, j] + linear(head.pairs.gated(codes, h), self.after)  # [b, v]
-            everywhere = biased.new_full((len(h), len(self.embedding)), -torch.inf)
-            return everywhere.index_copy_(1, head.head_ids, biased)
+            everywhere = biased.new_full((len(biased), len(self.embedding)), -torch.inf)
+            return everywhere.index_copy_(1, self.heads.head_ids, biased)
 
         chains = sample_chains(score, sequences, states.shape[1], None)
         kept = (torch.stack(sure, 1) >= self.confidence).sum(1).tolist()  # the chances only fall
-        budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]
         return [shortened(chain, min(both)) for chain, *both in zip(chains, kept, budgets, strict=True)]
 
 

@@ -102,4 +102,6 @@ class HeadDrafter(Drafter):
 
     def forget(self, id: int) -> None:
         if self.memory:
-            (self.captured or self.memory).forget(id)
+            self.memory.forget(id)
+            if self.captured:
+                self.captured.forget(id)

@@ -53,6 +53,7 @@ class Hosted(Loop):
         if some:
             prompts, tables = [self.sequences[i].tokens[:-1] for i in some], [self.tables[i] for i in some]
             self.passes.prompts.process(prompts, [0] * len(some), tables)
+        self.drafter.read_prompts(self.sequences)
 
     def step(self) -> list:
         self.lease.sign()
@@ -121,6 +122,7 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
+        hosted = hosted or not (params.temperature == 0 or getattr(drafter, "tree", True))  # a head's sampled chain
         make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
         if not hosted and on_device(drafter):
             make = self._with_heads

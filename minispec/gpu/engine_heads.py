@@ -44,6 +44,7 @@ from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..drafters.base import FOR_MANY, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.dflash2 import DFlash2
+from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..drafters.mtp import MTP
@@ -125,7 +126,7 @@ class Pending:
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
         self.launch, self.rows = launch, rows  # of the memory, one for each sequence
-        self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
+        self.wait, self.made, self.branches = owner.arrival.begin(owner.out[: launch.rows]), None, owner.branches
 
     def drafts(self) -> list[Draft]:
         """One for each sequence: wait for them."""
@@ -133,7 +134,7 @@ class Pending:
             numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
             for tokens, parents in map(numbers.__getitem__, self.rows):
                 end = tokens.index(-1) if tokens[-1] < 0 else self.nodes  # no more
-                self.made.append(Draft(tokens[:end], None, parents[:end]) if end else Draft([]))
+                self.made.append(Draft(tokens[:end], None, parents[:end] if end and self.branches else None))
         return self.made
 
 
@@ -372,6 +373,13 @@ class EagleForMany(DraftsForMany):
 
 
 class DFlashForMany(DraftsForMany):
+    @property
+    def branches(self) -> bool:
+        return self.drafter.tree
+
+    def knows(self, sequences: list[Sequence]) -> bool:
+        return self.branches or all(c.sampling.greedy for c in sequences)  # DSpark samples its chain elsewhere
+
     def resume(self, row: int, start: int) -> range:
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
@@ -529,4 +537,4 @@ class Cycles:
 
 
 FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany})
-FOR_MANY.update({DFlash: DFlashForMany, DFlash2: DFlashForMany})
+FOR_MANY.update({DFlash: DFlashForMany, DFlash2: DFlashForMany, DSpark: DFlashForMany})

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..cache import KVCache
 from ..drafters.base import Drafter
 from ..drafters.dflash import DFlash
-from ..drafters.dflash2 import DFlash2
+from ..drafters.dflash2 import PairHead
+from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
@@ -220,7 +221,7 @@ class DFlashOnDevice(DeviceDrafter):
 
     def __init__(self, drafter: DFlash, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
-        self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - 1)
+        self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - drafter.heads.first)
         self.embedding, self.block = target.embedding, drafter.block
         B, new = target.batch, dict(dtype=self.head.dtype, device=target.device)
         grown, level = 0, 1
@@ -265,12 +266,17 @@ class DFlashOnDevice(DeviceDrafter):
         x, half = self.enter(last)
         slots = lengths[:, None] + self.places[: self.block]
         _, half = self.layers(half, x, slots, slots, lengths, self.whole)
-        logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
+        blanks = slice(self.head.first, self.head.first + self.depth)
+        logits = self.layers.product(half, self.drafter.head_rows)[:, blanks]  # [B, depths, v]
         states = None
-        if isinstance(self.drafter, DFlash2):  # whose candidates depend on the state and the token before
+        if isinstance(self.head, PairHead):  # whose candidates depend on the state and the token before
             normed = divided(half, self.head.config.norm_eps, self.head.dtype) if isinstance(half, HalfNormed) else half
-            states = normed[:, 1 : self.depth + 1]
-        fillings = self.drafter.fillings(logits, states, last[:, 0], likeliest_tokens)
+            states = normed[:, blanks]
+        return self.filled(logits, states, last[:, 0])
+
+    def filled(self, logits: Tensor, states: Tensor | None, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and parents [B, n], of logits [B, depths, v] and states [B, depths, d], and the tokens [B] before."""
+        fillings = self.drafter.fillings(logits, states, last, likeliest_tokens)
         steps = dict(grow_level=self.kernels.level, prune=self.kernels.pruned) if self.kernels else {}
         sizes = self.depth, self.drafter.nodes, self.nodes
         return grow_tensors(fillings, *sizes, self.budgets, self.depths, **steps)
@@ -279,7 +285,26 @@ class DFlashOnDevice(DeviceDrafter):
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
 
 
-ON_DEVICE = {Medusa: MedusaOnDevice, Eagle: EagleOnDevice, DFlash: DFlashOnDevice}  # who drafts in whose place
+class DSparkOnDevice(DFlashOnDevice):
+    """DSpark's chain: the likeliest token of each blank after the one before it."""
+
+    @classmethod
+    def takes(cls, drafter: DSpark) -> bool:
+        return drafter.lossless and not drafter.heads.taps
+
+    def filled(self, logits: Tensor, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        token, sure, tokens = last, 1.0, []
+        for j in range(self.nodes):
+            biased, c = self.drafter.step(logits[:, j], states[:, j], token)
+            token, sure = self.head.head_ids[biased.argmax(-1)], sure * c  # [B] each
+            tokens.append(token)
+            if self.budgets is not None:
+                ends = (sure < self.drafter.confidence) | (torch.minimum(self.budgets, self.depths) <= j)
+                tokens[j] = token.masked_fill(ends, -1)
+        return torch.stack(tokens, 1), (self.places[: self.nodes] - 1).repeat(len(last), 1)
+
+
+ON_DEVICE = {Medusa: MedusaOnDevice, Eagle: EagleOnDevice, DFlash: DFlashOnDevice, DSpark: DSparkOnDevice}
 
 
 def on_device(drafter: Drafter) -> type[DeviceDrafter] | None:

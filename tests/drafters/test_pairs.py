@@ -3,7 +3,7 @@
 import pytest
 import torch
 from all_drafters import random_dflash, random_pairs
-from mutants.patching import variant
+from mutants.patching import rewrite
 from safetensors.torch import load_file
 from test_dflash import branches, by_hand, whole
 
@@ -120,25 +120,25 @@ def greedy(target, head, text, row) -> Sequence:
     return Sequence(row, list(text), ms.Sampling(temperature=0), torch.Generator(), [one.hidden])
 
 
+LAST = "last[:, None] if newest is None else newest"
 LIKELIEST = "scores.logsumexp(-1, keepdim=True)"
-MUTANTS = {  # drafter, old, new
-    "all follows the last token": (DSpark, "last if newest is None else newest", "last"),
-    "confidence in one token alone": (DSpark, "sure[-1] * c if sure else c", "c"),
-    "peeks at the token that it cuts": (DSpark, "torch.stack(sure, 1)", "torch.stack([*sure[1:], sure[-1]], 1)"),
-    "leaves the Markov head out": (DSpark, "head.pairs.gated(codes, h)", "0 * head.pairs.gated(codes, h)"),
-    "pairs with the text's last token": (DFlash2, "last[:, None] if newest is None else newest", "last[:, None]"),
-    "forgets all other tokens": (DFlash2, f"torch.logaddexp({LIKELIEST}, rest[:, depth, None])", LIKELIEST),
+MUTANTS = {  # drafter, which function, old, new
+    "all follows the last token": (DSpark, "filled", "last if newest is None else newest", "last"),
+    "confidence in one token alone": (DSpark, "filled", "sure[-1] * c if sure else c", "c"),
+    "peeks at the token that it cuts": (DSpark, "filled", "stack(sure, 1)", "stack([*sure[1:], sure[-1]], 1)"),
+    "leaves the Markov head out": (DSpark, "step", "pairs.gated(codes, h)", "0 * pairs.gated(codes, h)"),
+    "pairs with the text's last token": (DFlash2, "fillings", LAST, "last[:, None]"),
+    "forgets all other tokens": (DFlash2, "fillings", f"torch.logaddexp({LIKELIEST}, rest[:, depth, None])", LIKELIEST),
 }
-CHECKS = {DSpark: ("draft", check_chain), DFlash2: ("fillings", check_tree)}  # which function is wrong, and who notices
+CHECKS = {DSpark: check_chain, DFlash2: check_tree}  # who notices
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(tiny, two, spark, monkeypatch, name):
-    owner, old, new = MUTANTS[name]
-    function, check = CHECKS[owner]
-    monkeypatch.setattr(owner, function, variant(getattr(owner, function), old, new))
+    owner, function, old, new = MUTANTS[name]
+    rewrite(monkeypatch, owner, function, old, new)
     with pytest.raises(AssertionError):
-        check(tiny, two if owner is DFlash2 else spark)
+        CHECKS[owner](tiny, two if owner is DFlash2 else spark)
         pytest.fail("not noticed", pytrace=False)
 
 

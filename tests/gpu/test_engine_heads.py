@@ -28,6 +28,7 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
     "dflash, short": lambda target: D.DFlash(target, random_dflash(target, block=3), nodes=5),
     "dflash2": lambda target: D.DFlash2(target, random_pairs(target), nodes=8),
+    "dspark": lambda target: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.3),
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
 }
 

@@ -84,7 +84,7 @@ def test_nothing_is_left_behind():
     engine.check_integrity()
 
 
-@pytest.mark.filterwarnings("error:of drafts of size")
+@pytest.mark.filterwarnings("error:drafts of size")
 def test_nobody_is_told_what_made_up_texts_say_about_a_drafter():
     wrong_and_slow = Given(lambda context, k: Draft([time.sleep(0.003 * k) or 0] * k))
     ms.Engine(endless(), wrong_and_slow, fast=False).warm_up(progress=False)

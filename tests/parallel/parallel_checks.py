@@ -8,10 +8,7 @@ import torch.distributed as dist
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.experts import Experts
-from minispec.model import Config, mixture
 from minispec.parallel import tensor as parallel
-from minispec.parallel.experts import parallel_mixture
 
 PROMPT = [5, 9, 2, 41, 7]
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
@@ -28,7 +25,7 @@ KINDS = {
 
 def facts_of_a_rank() -> dict:
     """Whatever the tests ask of a group of ranks."""
-    facts = {"differences": {}, "sizes": {}, "experts": with_experts()}
+    facts = {"differences": {}, "sizes": {}}
     for kind, overrides in KINDS.items():
         whole = random_model(dtype=torch.float32, **FOUR_HEADS, **overrides)
         share = parallel.parallelize(whole)
@@ -84,22 +81,6 @@ def refusal(act) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def with_experts() -> tuple[float, int]:
-    """How far this rank's tokens are from what one process makes of them, and how many went elsewhere."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    x = torch.randn(22, 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    worst, travelled = 0.0, 0
-    for per_token in (1, 2):
-        shape = Experts(ranks, per_token, size=128)  # an expert for every rank
-        with torch.random.fork_rng():
-            torch.manual_seed(0)  # the same weights on every rank
-            layer = mixture(Config(1, 64, 1, 1, 1, 1, 1, 1, experts=shape)).double()
-        y, sent = parallel_mixture(layer, x.tensor_split(ranks)[rank])
-        worst = max(worst, float((y - layer(x).tensor_split(ranks)[rank]).abs().max()))
-        travelled += sum(sent) - sent[rank]
-    return worst, travelled
 
 
 def rank_one_dies() -> None:

@@ -90,12 +90,3 @@ def test_the_script_of_the_docs_generates_what_one_process_does(tmp_path):
     target, draft = (ms.load(name, device="cpu") for name in ("micro", "micro-draft"))
     alone = ms.speculate(target, "Once upon a time", ms.drafters.Model(draft), 4, seed=0)
     assert done.stdout.replace("\n", "") == 2 * str(alone.tokens)  # two processes write to one pipe
-
-
-# ---------------------------------------------------------------- experts on ranks
-
-
-def test_experts_on_ranks_compute_what_one_process_does(group):
-    _, found = group
-    assert max(difference for difference, _ in (facts["experts"] for facts in found)) < 1e-12
-    assert all(travelled > 0 for _, travelled in (facts["experts"] for facts in found))
