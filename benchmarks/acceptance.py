@@ -247,7 +247,7 @@ def section(result: dict) -> Section:
         [f"from {part[0]['from']:,}", *per_pass(dict(zip(result["along"], part, strict=True)))]
         for part in zip(*result.get("along", {}).values(), strict=True)
     ]
-    more = [Table([what, *drafters], rows) for what, rows in (("prompt", lengths), ("in the output", places)) if rows]
+    more = [Table([what, *drafters], rows) for what, rows in (("prompt", lengths), ("sampled outputs", places)) if rows]
     head = ["overall", "k", "drafted per pass", "α", "tokens per pass"]
     return Section(
         f"Tokens per forward pass, {result['target']}",
@@ -264,6 +264,7 @@ def section(result: dict) -> Section:
             f"tokens per pass, {best}", top["tokens_per_pass"], expected_tokens(top, result["drafters"][best]["k"])
         ),
         (notes or ["Every output equals that of plain decoding, token for token."])
+        + ["A real prompt of a given length is several, laid end to end."] * bool(lengths)
         + without(result.get("skipped", {}))
         + [f"{count} prompts of {group} were too long for the model." for group, count in left_out.items()],
     )

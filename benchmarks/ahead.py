@@ -110,10 +110,11 @@ def section(result: dict) -> Section:
     return Section(
         f"Drafting while the target verifies, on {where(result['machine'])}",
         f"One sequence, {decoding(result['temperature'])}, k = {result['k']}, {result['new_tokens']} tokens, "
-        f"{result['dtype']}; medians of {result['repeat']} rounds. The formula is (1 − h)·D + max(V, P) and the rest "
-        "of a cycle, for a GPU with room for both; it pays from h = (V′ − V) / D on.",
+        f"{result['dtype']}; medians of {result['repeat']} rounds. With hit rate h, "
+        "drafting D, preparing P and the verify pass V (V′ with the preparation beside it), the formula is (1 − h)·D + "
+        "max(V, P) and the rest of a cycle, for a GPU with room for both; it pays from h = (V′ − V) / D on.",
         tables,
-        Headline("prepared beside the pass, tokens/s against in turn", float(tables[1].rows[-1][-1]), 1.0),
+        Headline("prepared beside the pass, tokens/s against in turn", float(tables[1].rows[-1][-1])),
         notes,
     )
 

@@ -25,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, GPU_PAGE = "benchmarks.md", "gpu.md"
 ORDER = (  # that of the course
     *("decode", "verify", "cpu", "memory", "attention", "batching", "speculate"),
-    *("acceptance", "drafters", "batch", "limit", "serve"),
+    *("acceptance", "drafters", "ahead", "batch", "limit", "serve"),
 )
 
 INTRODUCTION = """# Benchmarks

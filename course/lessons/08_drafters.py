@@ -103,8 +103,7 @@ guess_copy.reveal(counts["copying"])
 
 # %% [markdown]
 # Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines come
-# close to it. In the free story they find next to nothing. The wider passes that verify a draft are not free on a CPU:
-# watch the free story's bars in *The race*.
+# close to it. In the free story they find next to nothing.
 #
 # Hugging Face transformers has a prompt lookup as well, `prompt_lookup_num_tokens`. Here it runs on the same weights:
 
@@ -172,10 +171,9 @@ winner = max(race["results"]["free story"].values(), key=lambda row: row["tokens
 viz.dashboard("08", ms_per_token=1e3 / winner["tokens_per_second"]["median"])
 
 # %% [markdown]
-# Check all three colours before you crown a winner. On copying, a lookup beats every model: it gets as many tokens
-# accepted, and its $c$ is nearly 0. If the small model wins the free story here and lost in lesson 07: this story is
-# greedy and unusually easy, with α = 0.92 (computed below). The dashboard takes the winner of the free story. The int4
-# copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we can
+# On copying, a lookup beats every model: it gets as many tokens accepted, and its $c$ is nearly 0. If the small model wins
+# the free story here and lost in lesson 07: this story is greedy and unusually easy, with α = 0.92 (computed below). The
+# int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we can
 # estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
 
 # %%
@@ -192,7 +190,6 @@ for name, c in drafting.byte_costs(target, draft).items():
 # - **Early exit** runs 3 of the 6 layers and the LM head: expensive, and seldom right. LayerSkip (Elhoushi et al., 2024,
 #   arXiv:2404.16710) trains the target for it.
 # - **Lookahead**: $v = 1$ is a claim about an idle GPU, since its passes are six times as wide.
-# - **Staged** is missing, because its cost depends on the text (next section).
 #
 # ## A drafter for the drafter
 #
@@ -244,34 +241,31 @@ for kind in ("free story", "copying"):
 
 # %% [markdown]
 # Fewer passes are not less time. On an H200, with SmolLM2 as the target, our staged drafter ran at 0.27 to 0.59 times the
-# plain speed on four kinds of text ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens
-# in one captured CUDA graph (all its launches, replayed with one; lesson 13), in little more than half a plain pass. The
-# cascade launches each of its passes from Python, so drafting four tokens takes as long as 4 to 5 plain passes. Staging
-# pays when the middle model is expensive and a launch is not.
+# plain speed ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA
+# graph (all its launches, replayed with one; lesson 13), in little more than half a plain pass. The cascade launches each
+# of its passes from Python, so drafting four tokens takes as long as 4 to 5 plain passes. Staging pays when the middle
+# model is expensive and a launch is not.
 #
 # ## What do large models accept?
 #
 # The kind of text matters as much as the drafter. Spec-Bench (Xia et al., 2024, arXiv:2401.07851) collects prompts of several
-# tasks; its chat task is MT-Bench. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task. Trees are in
-# lesson 09, EAGLE-3 in lesson 10.
+# tasks; its chat task is MT-Bench. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task.
 
 # %%
-recorded = json.loads((BENCHMARKS / "acceptance.json").read_text(encoding="utf-8"))["results"]
+recorded = json.loads((BENCHMARKS / "acceptance.json").read_text(encoding="utf-8"))
 tasks = ("math reasoning", "translation", "mt-bench", "summarization")
-rows = {"small model, k = 4": "model", "n-gram, k = 10": "ngram:10", "EAGLE-3, tree of 60": "eagle"}
+rows = {"small model, k = 4": "model:4", "n-gram, k = 10": "ngram:10", "EAGLE-3, tree of 60": "eagle"}
 print(f"{'':20}", *(f"{task:>15}" for task in tasks))
 for name, drafter in rows.items():
-    rates = (recorded[drafter]["groups"][task]["tokens_per_pass"] for task in tasks)
+    rates = (recorded["results"][drafter]["groups"][task]["tokens_per_pass"] for task in tasks)
     print(f"{name:20}", *(f"{rate:15.2f}" for rate in rates))
 
 # %% [markdown]
 # A small model and an EAGLE-3 head do best on math and worst on summaries. The n-gram drafter needs something to repeat. It
-# finds that in summaries, and hardly anything in chat. Its high number for translation is an artefact: SmolLM2 translates
-# badly, and often copies the German sentence or repeats itself, which a lookup drafts well. With a model that can translate,
-# expect almost no gain.
+# finds that in summaries, and hardly anything in chat. Its high number for translation is an artefact: SmolLM2 often copies
+# the German sentence or repeats itself.
 #
-# Now a large target. On the math problems of GSM8K at temperature 1, with an EAGLE-3 head, Qwen3-8B emits 5.30 tokens per
-# pass.
+# Now a large target: Qwen3-8B, at temperature 1.
 
 # %% tags=["nbval-ignore-output"]
 guess_chat = viz.predict("EAGLE-3 on Qwen3-8B: 5.30 tokens per pass on GSM8K. And on MT-Bench?", "tokens per pass")
@@ -288,10 +282,26 @@ for (
 guess_chat.reveal(drafting.QWEN3_8B["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
-# (DFlash is in lesson 10; DSpark adds a small sequential head to such a block: lesson 15b.) From math to chat each of them
-# loses two fifths to half of its tokens per pass, and the best drafter on chat is behind the worst on math. vLLM's own
-# tests expect somewhat less for chat, with shorter drafts: for EAGLE-3 with $k = 3$, 2.60 on MT-Bench for Llama-3.1-8B
-# and 2.26 for Qwen3-8B (at most 4). So a speed-up without the kind of text says little. Measure on your own traffic.
+# (EAGLE-3 and DFlash are in lesson 10, DSpark in lesson 15b.) From math to chat each of them loses two fifths to half of its
+# tokens per pass, and the best drafter on chat is behind the worst on math. So a speed-up without the kind of text says
+# little.
+#
+# ## Real prompts and random tokens
+#
+# Load generators often send random tokens, which need no data set (SPEED-Bench; Abramovich et al., 2026, arXiv:2604.09557).
+# Is acceptance the same? Here are SmolLM2's tokens per pass after real prompts, after random tokens, and along outputs
+# sampled at temperature 0.7. Each point comes from four outputs, so ignore small differences.
+
+# %% tags=["nbval-ignore-output"]
+viz.real_and_random(recorded)
+
+# %% [markdown]
+# After random tokens SmolLM2 soon repeats itself, which EAGLE and the lookups draft well: at 1k tokens EAGLE emits 4.3 tokens
+# per pass instead of 3.1, the n-gram drafter 3.5 instead of 1.4. Suffix decoding comes second, and last on real prompts; Medusa
+# loses. So such a benchmark says little about your traffic.
+#
+# With longer real prompts most drafters get fewer tokens accepted: EAGLE falls to 2.2 tokens per pass at 8k (random: 5.4).
+# Along an output it rises from 2.8 to more than 5, because a small model comes to repeat itself: the lookups gain as well.
 #
 # ## How to choose
 #
@@ -301,7 +311,7 @@ guess_chat.reveal(drafting.QWEN3_8B["MT-Bench (chat)"]["EAGLE-3"])
 # - **General text, and a small model of the same family exists**: take it. Prefer few layers.
 # - **A full batch**: draft less, or not at all (lesson 11b).
 #
-# Then measure α, $c$ and $v$, and let your `best_k` choose the draft length.
+# Then measure α, $c$ and $v$ on your own prompts, and let your `best_k` choose the draft length.
 #
 # ## In production
 #
@@ -344,9 +354,9 @@ guess_chat.reveal(drafting.QWEN3_8B["MT-Bench (chat)"]["EAGLE-3"])
 # token.
 # </details>
 #
-# <details><summary>In a cascade, which distribution does the target need: the tiny drafter's or the middle model's?</summary>
+# <details><summary>A load test with random tokens as prompts shows 5 tokens per pass. What will users see?</summary>
 #
-# The middle model's, because all tokens that leave it follow its distribution, even accepted guesses of the tiny drafter.
+# You cannot tell: after random tokens a model repeats itself, and repetitions are easy to draft. Replay real prompts.
 # </details>
 
 # %% [markdown]

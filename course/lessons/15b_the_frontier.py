@@ -237,8 +237,6 @@ for name, every in {"after every token": 1, "after every second token": 2, "befo
     print(f"{target.again / target.passes:.1f} tokens processed again per pass; same output: {same}")
 
 # %% [markdown]
-# The toy keeps all older checkpoints; an engine keeps only those of the last pass.
-#
 # Now forget the state: use a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
 # changed nothing in the output.
 
@@ -341,8 +339,8 @@ viz.family_tree(k=4)
 #
 # - **DSpark** (Cheng et al., 2026, arXiv:2607.05147) fills the block in one run, as DFlash does. Then a tiny head goes along it,
 #   and adds to the logits of each position a low-rank term for the token that was just chosen. A second head estimates
-#   confidences for the budget above. [Lesson 08](08_drafters.ipynb) has its tokens per pass with Qwen3-8B: 6.17 on GSM8K (math), 3.72 on MT-Bench (chat). For
-#   DeepSeek-V4-Flash its authors report 60 to 85 % more tokens per second per user than with MTP, at the same throughput.
+#   confidences for the budget above. [Lesson 08](08_drafters.ipynb) has its tokens per pass. For DeepSeek-V4-Flash its authors report 60 to
+#   85 % more tokens per second per user than with MTP, at the same throughput.
 # - **DFlash 2** (Inco AI, [August 2026](https://inco.ai/blog/dflash2/)) keeps 16 candidates at each position, scores all pairs
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
@@ -362,7 +360,7 @@ for name, drafter in {
 
 # %% [markdown]
 # DSpark drafts fewer tokens because it stops where it expects a rejection. Its decision uses everything before the token, but
-# not the token, as you found above. With SmolLM2 and a tree of 60 nodes the pairs help less
+# not the token. With SmolLM2 and a tree of 60 nodes the pairs help less
 # ([2.77 tokens per pass instead of 2.62](../minispec/data/smollm2-dflash2/README.md)): such a tree holds many combinations
 # anyway.
 #
@@ -371,9 +369,8 @@ for name, drafter in {
 # - **PARD** (An et al., 2025, arXiv:2504.18583) trains an ordinary small model to fill blanks. It needs no hidden states, so one
 #   drafter serves a whole family of targets.
 # - **Speculative speculative decoding** (Kumar et al., 2026, arXiv:2603.03251) is about waiting itself. While the target
-#   verifies, the draft model, on its own GPU, guesses how the verification will end, and drafts for the likely outcomes. If
-#   the guess was right, the next draft is there when it is needed. Its authors report up to twice the speed of speculative
-#   decoding.
+#   verifies, the draft model, on its own GPU, guesses how the verification will end, and drafts for the likely outcomes.
+#   Its authors report up to twice the speed of speculative decoding.
 #
 # How often can one guess the outcome? It is right only if the number of accepted tokens *and* the token after them are.
 
@@ -386,8 +383,11 @@ for outcomes in (1, 4, 16):
     print(f"prepared for {outcomes:2} outcomes: the draft that was needed was there {ahead.hits} times of {drafts}")
 
 # %% [markdown]
-# On one device the preparation is not free: it pays where the verify pass leaves room beside it
-# ([the benchmark](../benchmarks/ahead.py) finds out where).
+# On one GPU, drafting and verifying compete. With SmolLM2 and with a random 8B pair on an H200
+# ([benchmark](../docs/benchmarks.md#drafting-while-the-target-verifies-on-h200)), the draft was there in 27 to 73 % of the
+# cycles. But preparing takes as long as a verify pass or longer, and slows the pass down by 49 to 173 %. So drafting ahead
+# yields 0.63 to 0.82 times the tokens per second of drafting in turn, and would pay from a hit rate of 90 % at best.
+# Hence the second GPU in the paper.
 #
 # ## In production
 #

@@ -40,29 +40,23 @@ def acceptance_by_position(traces: Mapping[str, Trace]) -> go.Figure:
 
 
 def real_and_random(result: dict) -> go.Figure:
-    """Tokens per pass after prompts of each length, real ones and of random tokens, and on the right along long
-    outputs: a stored result of `benchmarks acceptance --lengths … --long …`."""
+    """Tokens per pass of each drafter after real prompts and random tokens by length, and along sampled outputs: a
+    stored result of `benchmarks acceptance --lengths … --long …`."""
     lines, told = [], []
-
-    def line(name: str, i: int, at: Sequence[int], rows: Sequence[dict], **more) -> None:
-        figures = [row["tokens_per_pass"] for row in rows]
-        told.append(f"{name}: {', '.join(f'{x:,} → {y:.2f}' for x, y in zip(at, figures, strict=True))}")
-        marker = dict(symbol=SYMBOLS[i % 8], size=8)
-        lines.append(go.Scatter(x=list(at), y=figures, name=name, mode="lines+markers", marker=marker, **more))
-
-    for i, name in enumerate(result["along"]):
-        colour = PALETTE[i % 6]
-        for kind, dash in (("real", "solid"), ("random", "dot")):
-            by_length = result["lengths"][kind]
-            rows = [row[name] for row in by_length.values()]
-            line(f"{name}, {kind}", i, list(map(int, by_length)), rows, line=dict(color=colour, dash=dash))
-        rows = result["along"][name]
-        line(f"{name}, along", i, [row["from"] for row in rows], rows, line_color=colour, xaxis="x2", showlegend=False)
-    left = dict(title="tokens of prompt", type="log", domain=[0, 0.56])
-    right = dict(title="tokens of output before", domain=[0.62, 1], anchor="y")
-    axes = dict(xaxis=left, xaxis2=right, yaxis=dict(title="tokens per pass", rangemode="tozero"))
-    meta = f"Tokens per pass after real and random prompts by length, and along outputs. {'; '.join(told)}."
-    return _figure(lines, f"Real prompts and random tokens, {result['target']}", **axes, meta=meta)
+    for i, (name, parts) in enumerate(result["along"].items()):
+        panels = [{int(length): of[name] for length, of in rows.items()} for rows in result["lengths"].values()]
+        look = dict(line=dict(color=PALETTE[i % 6], dash="dot" if i > 5 else "solid"), mode="lines+markers")
+        look |= dict(name=name, legendgroup=name, marker=dict(symbol=SYMBOLS[i % 8], size=8))
+        for j, rows in enumerate([*panels, {row["from"]: row for row in parts}], 1):
+            figures = [row["tokens_per_pass"] for row in rows.values()]
+            lines.append(go.Scatter(x=list(rows), y=figures, xaxis=f"x{j}", showlegend=j == 1, **look))
+        told.append(f"{name}: {', '.join(f'{line.y[0]:.2f} to {line.y[-1]:.2f}' for line in lines[-3:])}")
+    titles = {"tokens of a real prompt": [0, 0.29], "random tokens": [0.34, 0.63], "position in the output": [0.68, 1]}
+    axes = {f"xaxis{j}": dict(title=t, domain=at, anchor="y") for j, (t, at) in enumerate(titles.items(), 1)}
+    axes["yaxis"] = dict(title="tokens per pass", rangemode="tozero")
+    axes["meta"] = "Tokens per pass from the shortest to the longest real prompt, the same for random tokens, and from "
+    axes["meta"] += f"the first to the last eighth of long outputs. {'; '.join(told)}."
+    return _figure(lines, f"After real prompts, after random tokens and along outputs: {result['target']}", **axes)
 
 
 def drafter_speedups(race: dict) -> go.Figure:
