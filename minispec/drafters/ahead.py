@@ -8,7 +8,7 @@ d₁ … d_a t, and the draft model can guess how likely that is:
 So during the target's pass it processes its own draft once more, for q after every prefix, and drafts for the
 likeliest outcomes side by side. If the real one is among them (a hit), its draft is used; if not, it drafts as usual.
 (Speculative speculative decoding: Kumar, Dao and May, 2026, arXiv:2603.03251, with a GPU for the draft model alone;
-here the two share one, on two streams. On a CPU nothing runs meanwhile, and this is slower.)
+here the two share one, on two streams, which took longer than in turn on an H200. On a CPU nothing runs meanwhile.)
 
 Exact: what is prepared for an outcome is sampled after that outcome, with random numbers that the verification does not
 use, and the emitted tokens alone decide which draft is used. Given these it is an ordinary draft with its own q.
