@@ -61,7 +61,7 @@ def real_and_random(result: dict) -> go.Figure:
 
 
 def drafter_speedups(race: dict) -> go.Figure:
-    """Speed-ups over plain decoding, as `labs.drafting.race` measured them: bars by drafter, colours by kind of text."""
+    """Speed-ups over plain decoding, as `labs.drafting.race` measured them: bars by drafter, a colour per text."""
     bars, fastest = [], []
     for (kind, rows), colour in zip(race["results"].items(), PALETTE, strict=False):
         gains = {name: row["speedup"]["median"] for name, row in rows.items() if name != PLAIN}
