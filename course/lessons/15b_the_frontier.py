@@ -332,7 +332,7 @@ for name, shape in SHAPES.items():
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. (EAGLE 3.1 is in lesson 10.)
+# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. (EAGLE-3.1 is in lesson 10.)
 # DSpark's four steps are those of its small head. Hydra (Ankner et al., 2024, arXiv:2402.05109) chains Medusa's heads, and
 # P-EAGLE (Hui et al., 2026, arXiv:2602.01469) runs EAGLE's layer on blanks.
 #

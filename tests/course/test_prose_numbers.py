@@ -95,7 +95,6 @@ QUOTED: dict[str, dict[float, object]] = {
         1.4: per_pass("real", 1024, "ngram:10"),
         2.4: per_pass("real", 2048),
         64: ACCEPTANCE["new_tokens"],
-        2000: 8 * ACCEPTANCE["along"]["eagle"][1]["from"],
         2.8: ACCEPTANCE["along"]["eagle"][0]["tokens_per_pass"],
     },
     "11": {
