@@ -245,7 +245,7 @@ for kind in ("free story", "copying"):
         )
 
 # %% [markdown]
-# Fewer passes save time only if a pass is what costs. On a CPU staging may win on copying. On an H200, with SmolLM2 as
+# Fewer passes save time only if a pass is what costs. On a CPU staging may beat the small model on copying. On an H200, with SmolLM2 as
 # the target, our staged drafter ran at 0.27 to 0.59 times the plain speed ([benchmarks](../docs/benchmarks.md)). There the
 # small model drafts four tokens in one captured CUDA graph (one call replays all its launches; lesson 13), in little more
 # than half a plain pass. The cascade launches each pass from Python and takes as long as 4 to 5. Staging pays when the middle
