@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 Drafters
 #
-# *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
+# *Time:* 60 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
 #
 # The chatbot's users want different things: one asks for a story, another for a small change in a long document. Your
 # verifier of lesson 06 takes draft tokens from any source, as long as it is told the distribution $q$ that they were sampled
@@ -44,7 +44,7 @@ draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
 # ### Yours: the lookup
 #
 # `text` is the list of all tokens so far. Try the last `n_max` tokens first, then fewer, down to one. Of several earlier
-# occurrences take the latest, and return up to `k` tokens that follow it, or an empty list if nothing is found.
+# occurrences take the latest, and return up to `k` tokens that follow it, or an empty list.
 
 
 # %%
@@ -76,7 +76,7 @@ for prompt in ("The red hen sat on the gate. The dog ran to the red", "Once upon
 
 # %% [markdown]
 # In "Once upon a" no token occurs twice. Then there is no draft, and the cycle is a plain step. Here are three kinds of
-# text. `micro` knows only stories, so the prompt for copying repeats a verse until the model keeps repeating it.
+# text. `micro` knows only stories, so the prompt for copying repeats a verse.
 
 # %%
 verse = "They said, \"Emma, you're a bird! You're a bird! You're a bird!\" Emma's friends were all excited. "
@@ -105,7 +105,7 @@ guess_copy.reveal(counts["copying"])
 # Four draft tokens and the bonus make at most five tokens per pass, so 6 passes are the minimum, and your few lines come
 # close to it. In the free story they find next to nothing.
 #
-# Hugging Face transformers has a prompt lookup as well, `prompt_lookup_num_tokens`. Here it runs on the same weights:
+# Hugging Face transformers has one as well, `prompt_lookup_num_tokens`. Does it need as many passes as yours?
 
 # %% tags=["spoiler"]
 theirs, copying = in_transformers(target), target.encode(texts["copying"])
@@ -122,13 +122,12 @@ print("same tokens:", ids[0, len(copying) :].tolist() == plain.tokens, " forward
 # | [`NGram`](../minispec/drafters/ngram.py): yours | the latest earlier occurrence | no weights |
 # | [`Suffix`](../minispec/drafters/suffix.py) | the most frequent continuation, in this or earlier outputs | no weights |
 # | [`DraftModel`](../minispec/drafters/model.py), in code `drafters.Model` | a small model | the small model |
-# | [`EarlyExit`](../minispec/drafters/early_exit.py) | the target's first layers, then its LM head, the matrix that turns the last state into logits | those layers and the LM head |
+# | [`EarlyExit`](../minispec/drafters/early_exit.py) | the target's first layers, then its LM head, which turns states into logits | those layers and the LM head |
 # | [`Quantized`](../minispec/drafters/quantized.py) | the target in 4 or 8 bits | a quarter or half of a 16-bit target |
 # | [`Cascade`](../minispec/drafters/cascade.py), *staged* below | a cheap drafter, verified by a small model | the small model, less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target itself, in the verify pass | nothing, but every pass is wider |
 #
-# Lessons 09 and 10 add heads that are trained on the target's hidden states. First all seven on four stories, greedily and
-# in float64:
+# First all seven on four stories, greedily and in float64 (lessons 09 and 10 add trained heads):
 
 
 # %%
@@ -147,21 +146,22 @@ def make_drafters(target, draft) -> dict:
 traces = drafting.compare(target, make_drafters(target, draft), STORIES["stories"][:4])
 
 # %% [markdown]
-# No drafter changes a token. Why does yours emit only 1.36 tokens per pass with α = 0.62? α counts only tokens that were
-# drafted, and in most cycles the lookup finds nothing. For lookups, compare tokens per pass, not α. The int4 copy is right
-# nine times out of ten, because rounding the weights seldom changes the most probable token. Early exit is wrong more often
-# than not, because the LM head was trained on the state after all layers.
+# Why does yours emit only 1.36 tokens per pass with α = 0.62? α counts only drafted tokens, and in most cycles the lookup
+# finds nothing, so compare lookups by tokens per pass. The int4 copy is right nine times out of ten, because rounding the
+# weights seldom changes the most probable token. Early exit is wrong more often than not, because the LM head was trained
+# on the state after all layers.
 #
 # ## The race
 #
-# What counts is time. The next cell runs all drafters on your device, taking turns, `micro` on a CPU and SmolLM2 on a
+# What counts is time. The next cell runs all drafters in turn, for `micro` if your device is a CPU, for SmolLM2 if it is a
 # GPU. A GPU computes in bfloat16, where rounding may decide between two nearly tied tokens (lesson 14), so we list the
 # runs in which it did.
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
-race = drafting.race(timed, make_drafters(timed, timed_draft), {kind: [text] for kind, text in texts.items()}, 4, 30, 3)
+prompts = {kind: [text] for kind, text in texts.items()}
+race = drafting.race(timed, make_drafters(timed, timed_draft), prompts, k=4, new_tokens=30, repeat=3)
 differ = [f"{name} ({kind})" for kind, rows in race["results"].items() for name in rows if not rows[name]["same_text"]]
 print("runs whose tokens differ from plain decoding:", ", ".join(differ) or "none")
 viz.drafter_speedups(race)
@@ -171,10 +171,13 @@ winner = max(race["results"]["free story"].values(), key=lambda row: row["tokens
 viz.dashboard("08", ms_per_token=1e3 / winner["tokens_per_second"]["median"])
 
 # %% [markdown]
-# On copying, a lookup beats every model: it gets as many tokens accepted, and its $c$ is nearly 0. If the small model wins
-# the free story here and lost in lesson 07: this story is greedy and unusually easy, with α = 0.92 (computed below). The
-# int4 copy has no 4-bit kernel here, so its α is real and its speed is not. For a large model with proper kernels, we can
-# estimate $c$ by counting bytes, because a memory-bound pass takes about as long as reading its weights:
+# On copying, a lookup beats every model, because its $c$ is nearly 0. On a CPU a wider pass is not free ($v > 1$), so a
+# lookup that finds nothing useful even costs a little. The small model may win the free story although it lost in lesson
+# 07, because this story is greedy and unusually easy: α = 0.92 (computed below). The int4 copy has no 4-bit kernel here, so
+# its α is real and its speed is not.
+#
+# For a large model with proper kernels, we can estimate $c$ by counting the bytes that a pass reads. (Staged is missing: its
+# $c$ depends on how often the lookup is right.)
 
 # %%
 print("stories, k = 4, v = 1")
@@ -183,18 +186,19 @@ for name, c in drafting.byte_costs(target, draft).items():
     print(f"{name:<12} c = {c:.2f}   {tokens:.2f} tokens per pass   speed-up {tokens / (4 * c + 1):.2f}")
 
 # %% [markdown]
-# - **Small model**: an optimistic estimate. On a GPU a small model is limited by the latency of its layers, one after the
-#   other, more than by its bytes.
-# - **int4 copy**: $c$ is above a quarter, because every group of 32 parameters stores a scale. Its ceiling is $1/c$. If
-#   its output is good enough, serve it alone: that is faster than drafting with it.
+# - **Small model**: an optimistic estimate, because on a GPU a small model is limited by the latency of its layers more than
+#   by its bytes.
+# - **int4 copy**: $c$ is above a quarter, because every group of 32 parameters stores a scale. However long the draft, the
+#   speed-up stays below $1/c$, the speed of serving the copy alone. If its output is good enough, do that.
 # - **Early exit** runs 3 of the 6 layers and the LM head: expensive, and seldom right. LayerSkip (Elhoushi et al., 2024,
 #   arXiv:2404.16710) trains the target for it.
 # - **Lookahead**: $v = 1$ is a claim about an idle GPU, since its passes are six times as wide.
 #
 # ## A drafter for the drafter
 #
-# Staging puts your lookup in front of the small model (Spector and Ré, 2023, arXiv:2308.04623). The lookup guesses a token,
-# the small model accepts or replaces it, and the result is the draft token for the target.
+# Staging puts your lookup in front of the small model (Spector and Ré, 2023, arXiv:2308.04623). The lookup guesses several
+# tokens, the small model checks them in one pass, and what comes out is the draft for the target. `D.Cascade` does that for
+# several guesses; you write the rule for one.
 #
 # ### Yours: one staged draft token
 #
@@ -217,17 +221,18 @@ def cascade_draft(middle: torch.Tensor, tiny: torch.Tensor, guess: int, random) 
 
 
 # %% [markdown]
-# Does the target accept more of these draft tokens than of the small model's own? Here is the exact distribution of your
-# draft token, when the tiny drafter always guesses token 3:
+# Does the target accept more of these than of the small model's own draft tokens? Here is the exact distribution of your
+# draft token if the tiny drafter always guesses token 3, and the $q$ that you report:
 
 # %%
 middle = torch.tensor([0.4, 0.4, 0.1, 0.1], dtype=torch.float64)
 tiny = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
 staged = exact.exact_distribution(lambda random: cascade_draft(middle, tiny, pick(tiny, random()), random)[0])
-print("small model:", middle.tolist(), " staged:", [round(staged[token], 3) for token in range(4)])
+_, q = cascade_draft(middle, tiny, 3, lambda: 0.5)
+print("small model:", middle.tolist(), " staged:", [round(staged[token], 3) for token in range(4)], " q:", q.tolist())
 
 # %% [markdown]
-# They are the same, so α is the same. What staging can lower is the cost, the number of passes of the small model:
+# All three are the same, so α is the same. What staging can lower is the cost, the number of passes of the small model:
 
 # %%
 for kind in ("free story", "copying"):
@@ -240,16 +245,16 @@ for kind in ("free story", "copying"):
         )
 
 # %% [markdown]
-# Fewer passes are not less time. On an H200, with SmolLM2 as the target, our staged drafter ran at 0.27 to 0.59 times the
-# plain speed ([benchmarks](../docs/benchmarks.md)). There the small model alone drafts four tokens in one captured CUDA
-# graph (all its launches, replayed with one; lesson 13), in little more than half a plain pass. The cascade launches each
-# of its passes from Python, so drafting four tokens takes as long as 4 to 5 plain passes. Staging pays when the middle
+# Fewer passes save time only if a pass is what costs. On a CPU staging may beat the small model on copying. On an H200, with SmolLM2 as
+# the target, our staged drafter ran at 0.27 to 0.59 times the plain speed ([benchmarks](../docs/benchmarks.md)). There the
+# small model drafts four tokens in one captured CUDA graph (one call replays all its launches; lesson 13), in little more
+# than half a plain pass. The cascade launches each pass from Python and takes as long as 4 to 5. Staging pays when the middle
 # model is expensive and a launch is not.
 #
-# ## What do large models accept?
+# ## Which text is accepted?
 #
-# The kind of text matters as much as the drafter. Spec-Bench (Xia et al., 2024, arXiv:2401.07851) collects prompts of several
-# tasks; its chat task is MT-Bench. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task.
+# The kind of text matters as much as the drafter. Spec-Bench (Xia et al., 2024, arXiv:2401.07851) has prompts of several
+# tasks, MT-Bench for chat. First our SmolLM2, greedily, recorded on an H200: tokens per pass by task.
 
 # %%
 recorded = json.loads((BENCHMARKS / "acceptance.json").read_text(encoding="utf-8"))
@@ -261,9 +266,9 @@ for name, drafter in rows.items():
     print(f"{name:20}", *(f"{rate:15.2f}" for rate in rates))
 
 # %% [markdown]
-# A small model and an EAGLE-3 head do best on math and worst on summaries. The n-gram drafter needs something to repeat. It
-# finds that in summaries, and hardly anything in chat. Its high number for translation is an artefact: SmolLM2 often copies
-# the German sentence or repeats itself.
+# A small model and an EAGLE-3 head do best on math and worst on summaries. The n-gram drafter needs something to repeat,
+# which it finds in summaries and hardly in chat. The translation column is inflated: SmolLM2 often copies the German
+# sentence or repeats itself, which helps the n-gram drafter most.
 #
 # Now a large target: Qwen3-8B, at temperature 1.
 
@@ -272,66 +277,61 @@ guess_chat = viz.predict("EAGLE-3 on Qwen3-8B: 5.30 tokens per pass on GSM8K. An
 guess_chat
 
 # %% tags=["spoiler"]
-for (
-    text,
-    of_drafter,
-) in drafting.QWEN3_8B.items():  # DSpark (Cheng et al., 2026, arXiv:2607.05147), table 1: temperature 1
+# DSpark (Cheng et al., 2026, arXiv:2607.05147), table 1: temperature 1
+for text, of_drafter in drafting.QWEN3_8B.items():
     print(f"{text:17}", *(f"{name} {length:.2f}" for name, length in of_drafter.items()), sep="   ")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 guess_chat.reveal(drafting.QWEN3_8B["MT-Bench (chat)"]["EAGLE-3"])
 
 # %% [markdown]
-# (EAGLE-3 and DFlash are in lesson 10, DSpark in lesson 15b.) From math to chat each of them loses two fifths to half of its
-# tokens per pass, and the best drafter on chat is behind the worst on math. So a speed-up without the kind of text says
-# little.
+# From math to chat each drafter (lessons 10 and 15b) loses two fifths to half of its tokens per pass, and the best result on
+# chat (3.72) is below the worst on math (5.30). So a speed-up quoted without its kind of text says little.
 #
 # ## Real prompts and random tokens
 #
-# Load generators often send random tokens, which need no data set (SPEED-Bench; Abramovich et al., 2026, arXiv:2604.09557).
-# Is acceptance the same? Here are SmolLM2's tokens per pass after real prompts, after random tokens, and along outputs
-# sampled at temperature 0.7. Each point comes from four outputs, so ignore small differences.
+# Load generators often send random tokens, which need no data set. SPEED-Bench (Abramovich et al., 2026, arXiv:2604.09557)
+# found that this overestimates throughput. Here are SmolLM2's tokens per pass after four real prompts and after four of
+# random tokens (64 greedy tokens each), and along four outputs of 2,000 tokens, sampled at temperature 0.7. Four are few, so
+# ignore small differences. The heads (lessons 09, 10 and 15b) draft trees of 60 tokens, except DSpark: its chain, which stops
+# early, gets less accepted than DFlash's tree.
 
 # %% tags=["nbval-ignore-output"]
 viz.real_and_random(recorded)
 
 # %% [markdown]
-# After random tokens SmolLM2 soon repeats itself, which EAGLE and the lookups draft well: at 1k tokens EAGLE emits 4.3 tokens
-# per pass instead of 3.1, the n-gram drafter 3.5 instead of 1.4. Suffix decoding comes second, and last on real prompts; Medusa
-# loses. So such a benchmark says little about your traffic.
+# After random tokens EAGLE and the lookups get more tokens accepted: at 1k EAGLE emits 4.3 tokens per pass instead of 3.1,
+# the n-gram drafter 3.5 instead of 1.4. Medusa and DSpark get fewer at every length, DFlash 2 at all but the shortest, and the
+# small model gains from 2k on. So a benchmark with random tokens says little about your traffic.
 #
-# With longer real prompts most drafters get fewer tokens accepted: EAGLE falls to 2.2 tokens per pass at 8k (random: 5.4).
-# Along an output it rises from 2.8 to more than 5, because a small model comes to repeat itself: the lookups gain as well.
+# With longer real prompts most drafters get fewer tokens accepted: EAGLE falls to 2.4 at 2k, and then stays near that. Along
+# an output it rises from 2.8 to more than 5, probably because a target as small as SmolLM2 begins to repeat itself: the
+# lookups gain as well.
 #
 # ## How to choose
 #
-# - **The output repeats its input** (editing, quoting, answers from retrieved documents): a lookup.
-# - **Many requests resemble each other** (agents): suffix decoding with a memory of earlier outputs.
+# - **The output repeats its input** (editing, quoting): a lookup.
+# - **Many requests resemble each other** (agents): suffix decoding (Oliaro et al., 2025, arXiv:2411.04975) with a memory of
+#   earlier outputs, `D.Suffix(memory=10)`, which we have not measured.
 # - **General text, and you may train**: heads on hidden states (lessons 09 and 10).
 # - **General text, and a small model of the same family exists**: take it. Prefer few layers.
 # - **A full batch**: draft less, or not at all (lesson 11b).
 #
-# Then measure α, $c$ and $v$ on your own prompts, and let your `best_k` choose the draft length.
+# Then measure α, $c$ and $v$ on your prompts, and let your `best_k` choose the draft length.
 #
 # ## In production
 #
 # vLLM's `speculative_config` has a `method`: `"ngram"` (with `prompt_lookup_max` and `prompt_lookup_min`), `"suffix"`,
 # `"draft_model"`, `"medusa"`, `"eagle3"`, `"mtp"` and more. SGLang has `--speculative-algorithm` with `NGRAM`,
-# `STANDALONE` (a small model) and `EAGLE3`. In transformers the small model is `assistant_model`, and early exit is
-# `assistant_early_exit`.
-#
-# <details><summary>Go deeper: what is suffix decoding worth?</summary>
-#
-# Suffix decoding (Oliaro et al., 2025, arXiv:2411.04975) counts all occurrences, follows the most frequent continuation,
-# and drafts further the more certain it is. With `D.Suffix(memory=10)` it also learns from finished requests.
-# </details>
+# `STANDALONE` (a small model) and `EAGLE3`. In transformers a small model is `assistant_model`,
+# early exit `assistant_early_exit`.
 #
 # <details><summary>Go deeper: how does the target draft for itself in lookahead?</summary>
 #
-# At the next few positions it keeps guesses, at first arbitrary tokens (Fu et al., 2024, arXiv:2402.02057). Every pass also
-# runs on these guesses, and appends what the target predicts after each. A guess that has grown to four tokens goes into a
-# pool of n-grams. When the last emitted token begins one of them, the rest is a draft. With a window of 5 columns and 5
-# candidates a pass has up to 31 tokens instead of five.
+# It keeps guesses for the next few positions, at first arbitrary tokens (Fu et al., 2024, arXiv:2402.02057). Every pass also
+# runs on them, and appends what the target predicts after each. A guess of four tokens goes into a pool of n-grams. When the
+# last emitted token begins one of them, the rest is a draft. With 5 columns and 5 candidates a pass has up to 31 tokens
+# instead of five.
 # </details>
 #
 # <details><summary>Go deeper: can a draft model be trained for its target?</summary>
@@ -344,19 +344,18 @@ viz.real_and_random(recorded)
 #
 # <details><summary>After an update of the draft model its acceptance rate doubles. Does the output change?</summary>
 #
-# No. With greedy decoding the tokens are the same, up to rounding; with sampling their distribution is. Only the number of
-# passes changes.
+# No: greedy tokens stay the same, up to rounding, and sampled ones keep their distribution.
 # </details>
 #
 # <details><summary>Why can a drafter with α = 0.6 beat one with α = 0.95?</summary>
 #
-# Its cost can be lower. A lookup has c ≈ 0, whereas an 8-bit copy of the target pays half a forward pass for each draft
-# token.
+# Its cost can be lower. A lookup has c ≈ 0, whereas an 8-bit copy of the target pays half a pass per draft token.
 # </details>
 #
 # <details><summary>A load test with random tokens as prompts shows 5 tokens per pass. What will users see?</summary>
 #
-# You cannot tell: after random tokens a model repeats itself, and repetitions are easy to draft. Replay real prompts.
+# You cannot tell: random tokens raise the acceptance of some drafters (EAGLE, lookups) and lower that of others. Replay real
+# prompts.
 # </details>
 
 # %% [markdown]
@@ -366,8 +365,6 @@ viz.real_and_random(recorded)
 #   drafter there is.
 # - Oliaro et al., 2025: *SuffixDecoding: extreme speculative decoding for emerging AI applications*
 #   ([arXiv:2411.04975](https://arxiv.org/abs/2411.04975)): drafts from a suffix tree over earlier outputs.
-# - Fu et al., 2024: *Break the sequential dependency of LLM inference using lookahead decoding*
-#   ([arXiv:2402.02057](https://arxiv.org/abs/2402.02057)): n-grams from the target's own parallel guesses.
 # - Spector, Ré, 2023: *Accelerating LLM inference with staged speculative decoding*
 #   ([arXiv:2308.04623](https://arxiv.org/abs/2308.04623)): a drafter for the draft model.
 #

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # 15b The frontier
 #
-# *Time:* 65 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 80 minutes · *Before this:* [10 EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [15 beyond the chain](15_beyond_the_chain.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
-# This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026,
-# because that is what you will be asked about: one budget of draft tokens for all users, models whose layers keep a state
-# instead of keys and values, models that read only some of their weights, and the drafters published since those of
-# lesson 10. Statements about other engines are as of November 2026.
+# This lesson moves **no number on the dashboard** of our small chatbot. It is about what the large ones are adding in 2026: one
+# budget of draft tokens for all users, models whose layers keep a state instead of keys and values, models that read only some
+# of their weights, and the drafters published since those of lesson 10. Statements about other engines are as of November 2026.
 #
 # You will be able to
 #
 # - divide one verification budget among many users, and say which ways of doing it bias the output;
 # - rewind a recurrent state, and say what that costs;
 # - say when a mixture of experts gains less from speculation than a dense model, and when more;
-# - place a drafter that you have never heard of in the family tree.
+# - say what a drafter is given, and how often it waits for its own tokens.
 
 # %%
 from itertools import accumulate
@@ -84,8 +83,8 @@ for (name, row), taken in zip(users.items(), slots(list(users.values()), 7), str
 #
 # 1. **What $q$ gave the sampled token**, $q(d)$. An unlikely draft token will probably be rejected, so leave it out.
 # 2. **The peak of $q$**, $\max_x q(x)$, which is known before the token is sampled.
-# 3. **The peak again, and the budget itself follows from it**: two draft tokens if more than 1.4 of the best two survive on
-#    average, else none.
+# 3. **The peak again, and the budget itself follows from it**: two draft tokens if the two largest survival probabilities add
+#    up to more than 1.4, else none.
 #
 # Two sequences draft two tokens each from a vocabulary of two, and share a budget of two, divided by your function. We compute
 # the exact joint distribution of what both emit first, and compare it with plain decoding. The models:
@@ -111,7 +110,7 @@ def peak(q, d):
     return float(q.max())
 
 
-# confidence(q, d) rates a draft token; budget(confidences of all) says how many are verified; your `slots` divides them
+# confidence(q, d) rates a draft token; budget(worth), with all confidences, says how many are verified; `slots` divides them
 off = {
     "1. q of the sampled token": frontier.bias(of_the_token, lambda worth: 2, slots),
     "2. peak of q": frontier.bias(peak, lambda worth: 2, slots),
@@ -130,33 +129,33 @@ guess_fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 #
 # The second rule keeps to that. The peak at a second position does depend on the first token, but a token never ranks above
 # those before it in its draft, so it can take a slot from another sequence and never from its own predecessor. The third rule
-# breaks this quietly: the second token's peak moves the *total*, and with it whether the first token is verified. A fixed
-# budget is safe, and so is one that was computed from earlier steps.
+# breaks this quietly: the second token's peak moves the *total*, and with it whether the first token is verified. With
+# confidences like the peak's, a fixed budget is safe, and so is one computed from earlier steps.
 #
-# One budget gains most in the middle: an idle machine verifies everything anyway, and a full one nothing. SmartSpec (Liu et
+# One budget can gain only in the middle: an idle machine verifies everything anyway, and a full one nothing. SmartSpec (Liu et
 # al., 2024, arXiv:2406.14066) chose lengths by what a batch can afford. vLLM has done your ranking on the GPU since the summer
 # of 2026, and computes the size of the budget from *older* confidences, so that it need not wait for the GPU
-# ([#47808](https://github.com/vllm-project/vllm/pull/47808)). That also keeps it exact.
+# ([#47808](https://github.com/vllm-project/vllm/pull/47808)). That keeps it exact.
 #
 # ## A state that cannot be cut
 #
 # So far a rejection has been free: keys and values of rejected tokens lie after the end of the cache, so a shorter length
-# removes them (lesson 02). But many new models are **hybrids** (Qwen3.5, Nemotron 3): most layers are recurrent (Mamba-2 and
-# gated DeltaNet are two kinds), and a few are attention. A recurrent layer keeps one matrix per head, whatever the length:
+# removes them (lesson 02). But many new models are **hybrids** (Qwen3.5, Nemotron 3): most layers are recurrent (Mamba-2, gated
+# DeltaNet), and a few are attention. A recurrent layer keeps one matrix per head, whatever the length:
 #
 # $$S_t = a\,S_{t-1} + v_t k_t^\top, \qquad y_t = S_t\, q_t$$
 #
 # (Mamba-2's form, with a constant $a$; Dao and Gu, 2024, arXiv:2405.21060). Here $k_t$, $v_t$ and $q_t$ are the token's key,
-# value and query vectors, as in attention, and not the $k$ and $q$ of drafting. The matrix never grows, which is why long
-# contexts are cheap. But after a verify pass it contains the rejected tokens, and no length cuts them off. One could solve
-# for $S_{t-1}$, but each step back divides by $a$ and amplifies the rounding error, and gated DeltaNet's update need not be
-# invertible at all.
+# value and query vectors, as in attention, not the $k$ and $q$ of drafting. The matrix never grows, which is why long
+# contexts are cheap. But after a verify pass it contains the rejected tokens, and no length cuts them off. Solving
+# for $S_{t-1}$ would divide by $a$ in every step and amplify the rounding error, and gated DeltaNet's update need not be
+# invertible.
 #
 # ### Yours: rewind a state
 #
 # Keep **checkpoints**: copies of the state, `{position: state after so many tokens}`. Given `step(state, token)`, all
 # processed `tokens`, and the `length` to go back to, return the state after the first `length` tokens, with as few steps as
-# possible, and those of the given checkpoints that are still true. One of them is always at or before `length`.
+# possible, and those of the given checkpoints that are still valid. One of them is always at or before `length`.
 
 
 # %%
@@ -174,8 +173,7 @@ def rewind_state(checkpoints: dict, step, tokens: list[int], length: int) -> tup
 
 # %% [markdown]
 # Here is a toy target of one such layer, with random weights, in the form that your loop of lesson 05 knows: `length`, `read`,
-# `rewind`. Its tokens mean nothing, but its output depends on its state. The draft model is the same layer with some noise in
-# its output.
+# `rewind`. The draft model is the same layer with some noise in its output.
 
 # %%
 loop = mine("05.loop")
@@ -210,7 +208,7 @@ class Recurrent:
                 copies[self.length] = self.state
             logits.append(self.head @ self.state @ table[2, token])
         self.passes, self.stored = self.passes + 1, self.stored + len(copies.keys() - self.checkpoints.keys())
-        self.checkpoints |= copies
+        self.checkpoints |= copies  # a server drops older ones
         return torch.stack(logits)  # [n, V]
 
     def rewind(self, length):
@@ -232,11 +230,13 @@ def plain(count):
 right = plain(60)
 for name, every in {"after every token": 1, "after every second token": 2, "before a pass only": None}.items():
     target = Recurrent(every)
-    same = loop(target, Recurrent(blur=0.2), PROMPT, 4, 60) == right
+    same = loop(target, Recurrent(blur=0.2), PROMPT, k=4, count=60) == right
     print(f"a checkpoint {name:24} {target.stored / target.passes:.1f} states written,", end=" ")
     print(f"{target.again / target.passes:.1f} tokens processed again per pass; same output: {same}")
 
 # %% [markdown]
+# In a deep model, tokens that are processed again go through all layers, unless their inputs were kept.
+#
 # Now forget the state: use a rewind that only shortens the list of tokens, as for a KV cache. In lesson 10 a forgotten shift
 # changed nothing in the output.
 
@@ -253,7 +253,7 @@ class Forgetful(Recurrent):
         del self.tokens[length:]
 
 
-wrong = loop(Forgetful(), Recurrent(blur=0.2), PROMPT, 4, 60)
+wrong = loop(Forgetful(), Recurrent(blur=0.2), PROMPT, k=4, count=60)
 first = next((i for i in range(60) if wrong[i] != right[i]), 60)
 print(f"{first} right tokens, then the first wrong one; {sum(map(int.__eq__, wrong, right))} of 60 agree in all")
 
@@ -261,8 +261,8 @@ print(f"{first} right tokens, then the first wrong one; {sum(map(int.__eq__, wro
 guess_wrong.reveal(first)
 
 # %% [markdown]
-# A bug in a drafter costs speed. A bug in the target's state costs the output, and only a test that compares it with plain
-# decoding finds it (lesson 14).
+# A bug in what a drafter guesses costs only speed, as long as $q$ is what it sampled from. A bug in the target's state costs
+# the output, and only a test that compares it with plain decoding finds it (lesson 14).
 #
 # A hybrid that tells stories is `micro-hybrid`: three gated DeltaNet layers and one of attention. Its
 # [cache](../minispec/recurrent.py) keeps the state after every token of a verify pass, so `speculate` is exact as always:
@@ -270,41 +270,41 @@ guess_wrong.reveal(first)
 # %%
 hybrid, small = (ms.load(name, dtype=torch.float64) for name in ("micro-hybrid", "micro-draft"))
 alone = ms.generate(hybrid, "Once upon a time", 60)
-drafted = ms.speculate(hybrid, "Once upon a time", ms.drafters.Model(small), 4, 60)
+drafted = ms.speculate(hybrid, "Once upon a time", ms.drafters.Model(small), k=4, max_new_tokens=60)
 states = drafted.trace.drafted_per_cycle + 1
 print(f"{drafted.trace.tokens_per_cycle:.1f} tokens and {states:.1f} states of each recurrent layer per pass;", end=" ")
 print(f"same tokens: {drafted.tokens == alone.tokens}\n{drafted.text.strip()}")
 
 # %% [markdown]
-# What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one sequence take 90 MiB
-# ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and float32 doubles it). vLLM
-# stores one copy per verified token:
+# (The story repeats itself, which helps.) What do checkpoints cost at scale? In Qwen3.5-397B the recurrent states of one
+# sequence take 90 MiB ([vLLM #54080](https://github.com/vllm-project/vllm/issues/54080); that is two bytes per number, and
+# float32 doubles it). vLLM stores one copy per verified token:
 
 # %%
 for k, sequences in ((3, 1), (3, 64), (7, 64)):
-    print(f"k = {k}, sequences: {sequences:2}, checkpoints: {90 * (k + 1) * sequences / 1024:4.1f} GiB")
+    print(f"k = {k}, sequences: {sequences:2}, checkpoints: {90 * (k + 1) * sequences / 1024:5.2f} GiB")
 
 # %% [markdown]
-# So the frontier goes the other way. ReplaySSM (Dao AI Lab and NVIDIA, [2026](https://dao-lab.ai/blog/2026/replayssm/)) stores
+# So newer work goes the other way. ReplaySSM (Dao AI Lab and NVIDIA, [2026](https://dao-lab.ai/blog/2026/replayssm/)) stores
 # the *inputs* of the last tokens, a few vectors each instead of a matrix, and rebuilds states from them. Its authors report
 # 1.87 to 1.96 times the speed of plain decoding at serving batch sizes, where vLLM's speculation with snapshots was slower than plain. Trees
-# need special kernels: a mask hides siblings from each other, but each sibling needs a state of its own.
+# need special kernels, because each sibling needs a state of its own.
 #
 # ## Only some of the weights
 #
-# In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538). So one
-# token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 01), and here
-# each token may ask for others. If every token chose $a$ of $E$ experts uniformly and independently, it would skip a given
-# expert with probability $1 - a/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - a/E)^M\right)$ experts. (On text
-# it is less, because neighbours agree: in Mixtral's middle layers consecutive tokens share an expert in 62 to 67 % of cases,
-# where independent choices would give 46 %; Jiang et al., 2024, arXiv:2401.04088, table 5.)
+# In a **mixture of experts** (MoE) a router gives each token to a few of many MLPs (Shazeer et al., 2017, arXiv:1701.06538).
+# So one token reads few weights. But verification is cheap because five tokens read the *same* weights as one (lesson 01),
+# and here each token may use others. If every token chose $e$ of $E$ experts uniformly and independently, it would skip a
+# given expert with probability $1 - e/E$, and a pass over $M$ tokens would touch $E\left(1 - (1 - e/E)^M\right)$ experts.
+# (On text it is less: in Mixtral's middle layers consecutive tokens share at least one in 62 to 67 % of cases, where
+# independent choices would give 46 %; Jiang et al., 2024, arXiv:2401.04088, table 5.)
 #
 # On the roofline of an H200, with a draft model of 250 million parameters, an acceptance of 0.7 and the best $k$ (0 means no
 # drafting):
 
 # %%
 SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM head), `expert` is one expert in all layers
-    "dense": dict(experts=1, per_token=1, always=1.47e9, expert=32 * 176.2e6),
+    "dense, 7.1 B": dict(experts=1, per_token=1, always=1.47e9, expert=32 * 176.2e6),
     "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.47e9, expert=32 * 176.2e6),
     "Qwen3-30B-A3B, 8 of 128": dict(experts=128, per_token=8, always=1.23e9, expert=48 * 4.72e6),
 }
@@ -316,26 +316,28 @@ for name, shape in SHAPES.items():
     print(f"{name:34}", *(f"{gain:5.2f} ({k:2})" for k, _, gain in best))
 
 # %% [markdown]
-# An MoE model gains *less* for a single user, because every draft token brings its own experts. In a larger batch the plain pass
-# touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model: beside so many
-# weights the same draft model costs little, and arithmetic becomes the limit later, since few of them compute. Huang et al. (2025, arXiv:2505.19645) measured
-# both ends. If someone reports that speculation made an MoE model slower, ask for the batch size first.
+# An MoE model gains *less* for one user or a few, because every draft token brings its own experts. In a larger batch the
+# plain pass touches nearly all of them anyway, so verification is free again, and it gains *more* than the dense model:
+# beside so many weights the same draft model costs little, and the pass becomes compute-bound later, because each token uses
+# only a few of the weights. Huang et al. (2025, arXiv:2505.19645) measured both ends. So if speculation made an MoE model
+# slower, ask for the batch size.
 #
 # ## The family tree
 #
-# Two questions place any drafter that uses the target's hidden states. *What is a run given?* And *how many runs have to wait
-# for one another?* A position that is told the token before it guesses better, but it has to wait for that token.
+# Two questions place any drafter that uses the target's hidden states. *What is a run*, a forward pass of the drafter,
+# *given?* And *how many runs have to wait for one another?* A position that is told the token before it guesses better, but
+# it has to wait for that token.
 
 # %%
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. DSpark's four steps are those of
-# its small head. Hydra (Ankner et al., 2024, arXiv:2402.05109) chains Medusa's heads, and P-EAGLE (Hui et al., 2026,
-# arXiv:2602.01469) runs EAGLE's layer on blanks.
+# A dashed box is not in minispec; its entry is taken from the paper or the authors' page. (EAGLE-3.1 is in lesson 10.)
+# DSpark's four steps are those of its small head. Hydra (Ankner et al., 2024, arXiv:2402.05109) chains Medusa's heads, and
+# P-EAGLE (Hui et al., 2026, arXiv:2602.01469) runs EAGLE's layer on blanks.
 #
-# Why did blocks need a second generation? Suppose that the text goes on with *New York* or with *Los Angeles*, equally likely.
-# Blanks that are filled side by side give *New Angeles* as often as *New York*. Two answers:
+# Why did blocks need a second generation? Suppose that the text continues with *New York* or with *Los Angeles*, equally likely.
+# Blanks sampled independently of one another give *New Angeles* as often as *New York*. Two answers:
 #
 # - **DSpark** (Cheng et al., 2026, arXiv:2607.05147) fills the block in one run, as DFlash does. Then a tiny head goes along it,
 #   and adds to the logits of each position a low-rank term for the token that was just chosen. A second head estimates
@@ -345,7 +347,8 @@ viz.family_tree(k=4)
 #   of neighbours at once, and follows the best path. Small convolutions mix neighbouring positions inside its layers. Its
 #   authors measured Qwen3.5-4B on GSM8K: DFlash 4.99 tokens per pass, DSpark 5.69, DFlash 2 6.20.
 #
-# All three draft for `micro` from the same block: the other two add 0.2 million parameters each.
+# For `micro` all three use the weights of DFlash's block; the other two add a head of 0.2 million parameters each. Only
+# DSpark can sample; the others take the likeliest tokens, so their $q$ is one-hot.
 
 # %%
 micro, block = ms.load("micro"), ms.drafters
@@ -359,12 +362,12 @@ for name, drafter in {
     print(f"{name:8} {trace.tokens_per_cycle:.2f} tokens per pass, {trace.drafted_per_cycle:.1f} drafted")
 
 # %% [markdown]
-# DSpark drafts fewer tokens because it stops where it expects a rejection. Its decision uses everything before the token, but
-# not the token. With SmolLM2 and a tree of 60 nodes the pairs help less
-# ([2.77 tokens per pass instead of 2.62](../minispec/data/smollm2-dflash2/README.md)): such a tree holds many combinations
-# anyway.
+# DSpark gets as far as DFlash 2 (their difference is noise) with 3.4 instead of 4.8 draft tokens, because it stops where it
+# expects a rejection. Its decision uses everything before the token, but not the token. With SmolLM2 and a tree of 60 nodes
+# the pairs help less ([2.77 tokens per pass instead of 2.62](../minispec/data/smollm2-dflash2/README.md)): such a tree holds
+# many combinations anyway.
 #
-# Two more ideas stand beside the tree:
+# Two ideas beside the tree:
 #
 # - **PARD** (An et al., 2025, arXiv:2504.18583) trains an ordinary small model to fill blanks. It needs no hidden states, so one
 #   drafter serves a whole family of targets.
@@ -372,7 +375,8 @@ for name, drafter in {
 #   verifies, the draft model, on its own GPU, guesses how the verification will end, and drafts for the likely outcomes.
 #   Its authors report up to twice the speed of speculative decoding.
 #
-# How often can one guess the outcome? It is right only if the number of accepted tokens *and* the token after them are.
+# How often can one guess the outcome? It is a pair: how many tokens are accepted, and which token follows. The likeliest are
+# prepared; if the real one is not among them, the model drafts as usual.
 
 # %%
 draft = ms.load("micro-draft")
@@ -380,14 +384,14 @@ for outcomes in (1, 4, 16):
     ahead = ms.drafters.Ahead(ms.drafters.Model(draft), outcomes)
     ms.speculate(micro, OPENINGS, ahead, 4, 60)
     drafts = ahead.hits + ahead.misses
-    print(f"prepared for {outcomes:2} outcomes: the draft that was needed was there {ahead.hits} times of {drafts}")
+    print(f"prepared for {outcomes:2} outcomes: the draft that was needed was there {ahead.hits} of {drafts} times")
 
 # %% [markdown]
-# On one GPU, drafting and verifying compete. With SmolLM2 and with a random 8B pair on an H200
+# On one GPU, drafting and verifying compete. With SmolLM2 and with an 8B pair of random weights on an H200
 # ([benchmark](../docs/benchmarks.md#drafting-while-the-target-verifies-on-h200)), the draft was there in 27 to 73 % of the
-# cycles. But preparing takes as long as a verify pass or longer, and slows the pass down by 49 to 173 %. So drafting ahead
-# yields 0.63 to 0.82 times the tokens per second of drafting in turn, and would pay from a hit rate of 90 % at best.
-# Hence the second GPU in the paper.
+# cycles. But preparing for 4 or 16 outcomes takes about as long as a verify pass or longer, and slows the pass down by 49 to
+# 173 %. So drafting ahead yields 0.63 to 0.82 times the tokens per second of drafting in turn, and even in the best case it
+# would need a hit rate of 90 % to break even. Hence the second GPU in the paper.
 #
 # ## In production
 #
@@ -396,10 +400,10 @@ for outcomes in (1, 4, 16):
 # | one budget | `enable_adaptive_verification`, for DSpark | SGLang: ragged verification by confidence |
 # | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | SGLang: `--enable-linear-replayssm-spec`; TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
 # | DSpark | `"method": "dspark"` | SGLang: `--speculative-algorithm DSPARK`; llama.cpp, TensorRT-LLM |
-# | DFlash 2 | `"method": "dflash"`, by the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | SGLang: `DFLASH`; [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
+# | DFlash 2 | `"method": "dflash"`, recognised from the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | SGLang: `DFLASH`; [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
 #
-# Speculation on hybrids is where output-corrupting bugs live today. Even with an n-gram drafter, which has no state at all,
-# vLLM corrupted a hybrid's output ([#39273](https://github.com/vllm-project/vllm/issues/39273)).
+# Hybrids are a fresh source of bugs that corrupt the output. Even with an n-gram drafter, which has no state, vLLM corrupted
+# a hybrid's output ([#39273](https://github.com/vllm-project/vllm/issues/39273)).
 
 # %% [markdown]
 # ## Check yourself
@@ -413,15 +417,15 @@ for outcomes in (1, 4, 16):
 # <details><summary>A hybrid target, $k = 4$, and the third draft token is rejected. Which state does the next pass start
 # from?</summary>
 #
-# The pass processed the last token and four draft tokens. The state after the last token and two draft tokens is the one to
-# go on from: a stored copy, or the state from before the pass and three steps. The correction has not been processed yet.
+# From the state after the last token and two draft tokens: a stored copy, or the state from before the pass and three steps.
+# The correction has not been processed yet.
 # </details>
 #
 # <details><summary>One user, an MoE model with 8 of 128 experts. Would you speculate?</summary>
 #
-# The roofline says hardly: five tokens touch more than four times as many experts as one, so the verify pass is far from free.
-# But it leaves out fixed costs per pass and neighbours that share experts. So measure, with a short and cheap drafter (MTP,
-# $k$ = 1 or 2). With tens of users, yes.
+# Hardly, says the roofline: five tokens touch more than four times as many experts as one. But it leaves out fixed costs per
+# pass and neighbours that share experts, so measure, with a short and cheap drafter (MTP, $k$ = 1 or 2). With tens of users,
+# yes.
 # </details>
 
 # %% [markdown]
@@ -431,10 +435,6 @@ for outcomes in (1, 4, 16):
 #   ([arXiv:2607.05147](https://arxiv.org/abs/2607.05147)): a block, a head along it, and the budget as a system.
 # - Kumar, Dao, May, 2026: *Speculative speculative decoding* ([arXiv:2603.03251](https://arxiv.org/abs/2603.03251)): drafting
 #   while the target verifies.
-# - An et al., 2025: *PARD: accelerating LLM inference with low-cost parallel draft model adaptation*
-#   ([arXiv:2504.18583](https://arxiv.org/abs/2504.18583)): a draft model that fills blanks, for a family of targets.
-# - Huang et al., 2025: *MoESD: unveil speculative decoding's potential for accelerating sparse MoE*
-#   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why MoE models gain at moderate batches, with measurements.
 #
 # All papers: [the references](../docs/references.md).
 

@@ -10,6 +10,8 @@ from minispec.trace import Trace
 from ..labs.drafting import PLAIN
 from .style import GREY, PALETTE, TEMPLATE
 
+NAMES = {"model:4": "small model, k = 4", "ngram:10": "n-gram, k = 10", "suffix:16": "suffix, k = 16"}
+NAMES |= dict(medusa="Medusa", eagle="EAGLE-3", dflash="DFlash", dflash2="DFlash 2", dspark="DSpark")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")
 
 
@@ -40,17 +42,16 @@ def acceptance_by_position(traces: Mapping[str, Trace]) -> go.Figure:
 
 
 def real_and_random(result: dict) -> go.Figure:
-    """Tokens per pass of each drafter after real prompts and random tokens by length, and along sampled outputs: a
-    stored result of `benchmarks acceptance --lengths … --long …`."""
+    """Tokens per pass by length of real prompts and of random tokens, and along outputs: `benchmarks acceptance`."""
     lines, told = [], []
     for i, (name, parts) in enumerate(result["along"].items()):
         panels = [{int(length): of[name] for length, of in rows.items()} for rows in result["lengths"].values()]
         look = dict(line=dict(color=PALETTE[i % 6], dash="dot" if i > 5 else "solid"), mode="lines+markers")
-        look |= dict(name=name, legendgroup=name, marker=dict(symbol=SYMBOLS[i % 8], size=8))
+        look |= dict(name=NAMES.get(name, name), legendgroup=name, marker=dict(symbol=SYMBOLS[i % 8], size=8))
         for j, rows in enumerate([*panels, {row["from"]: row for row in parts}], 1):
             figures = [row["tokens_per_pass"] for row in rows.values()]
             lines.append(go.Scatter(x=list(rows), y=figures, xaxis=f"x{j}", showlegend=j == 1, **look))
-        told.append(f"{name}: {', '.join(f'{line.y[0]:.2f} to {line.y[-1]:.2f}' for line in lines[-3:])}")
+        told.append(f"{look['name']}: {', '.join(f'{line.y[0]:.2f} to {line.y[-1]:.2f}' for line in lines[-3:])}")
     titles = {"tokens of a real prompt": [0, 0.29], "random tokens": [0.34, 0.63], "position in the output": [0.68, 1]}
     axes = {f"xaxis{j}": dict(title=t, domain=at, anchor="y") for j, (t, at) in enumerate(titles.items(), 1)}
     axes["yaxis"] = dict(title="tokens per pass", rangemode="tozero")
@@ -60,8 +61,7 @@ def real_and_random(result: dict) -> go.Figure:
 
 
 def drafter_speedups(race: dict) -> go.Figure:
-    """Speed-ups over plain decoding, as `labs.drafting.race` measured them: a group of bars per drafter, a colour per
-    kind of text."""
+    """Speed-ups over plain decoding, as `labs.drafting.race` measured them: bars by drafter, a colour per text."""
     bars, fastest = [], []
     for (kind, rows), colour in zip(race["results"].items(), PALETTE, strict=False):
         gains = {name: row["speedup"]["median"] for name, row in rows.items() if name != PLAIN}

@@ -93,8 +93,8 @@ QUOTED: dict[str, dict[float, object]] = {
         3.1: per_pass("real", 1024),
         3.5: per_pass("random", 1024, "ngram:10"),
         1.4: per_pass("real", 1024, "ngram:10"),
-        2.2: per_pass("real", 7936),
-        5.4: per_pass("random", 7936),
+        2.4: per_pass("real", 2048),
+        64: ACCEPTANCE["new_tokens"],
         2.8: ACCEPTANCE["along"]["eagle"][0]["tokens_per_pass"],
     },
     "11": {
