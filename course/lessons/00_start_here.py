@@ -100,9 +100,8 @@ _, own = compare(2 * "The cat sat on the mat. The dog sat on the mat. " + "The")
 viz.race(bot, own)
 
 # %% [markdown]
-# As it stands, the text takes more passes than the song and may still gain more: it is shorter, so its first pass,
-# which both ways need, takes less time. Look at what the drafts copy. Often it is the bot's own earlier sentences:
-# the lookup searches everything so far, prompt and answer, so a model that repeats itself is easy to draft for.
+# Look at what the drafts copy. Often it is the bot's own earlier sentences: the lookup searches everything so far,
+# prompt and answer, so a model that repeats itself is easy to draft for.
 #
 # ## A new story
 #
