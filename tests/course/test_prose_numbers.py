@@ -107,7 +107,6 @@ QUOTED: dict[str, dict[float, object]] = {
         0.6: ALPHA,
         24: REQUESTS,  # of the control room
         60: 20 * 3,
-        30: 60 / 2,
         9.1: ttft(COLD, 8, "p50"),
         367: ttft(COLD, 8, "p99"),
     },
