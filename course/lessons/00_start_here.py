@@ -5,8 +5,9 @@
 #
 # This course has one story. You run a chatbot on one machine. At first it has a single user, an impatient one; later it
 # has many. Four numbers are on its dashboard: **milliseconds per token**, **tokens per second** for all users together,
-# how much of the machine is **busy**, and how many **users** it serves at once. Every lesson moves one of these numbers
-# and says which. This one takes the first look, and for one kind of request it cuts the milliseconds to less than half.
+# how much of the machine is **busy**, and how many **users** it serves at once. Every lesson is about one of these
+# numbers and says which. This one takes the first reading, and for one kind of request it cuts the milliseconds to less
+# than half.
 #
 # You will be able to
 #
@@ -74,9 +75,11 @@ def compare(prompt: str, k: int = 4) -> tuple[dict, dict]:
 
 
 times, outputs = compare(3 * CHORUS + "They")
+print("the same tokens:", outputs["plain"].tokens == outputs["n-gram drafts"].tokens)
 
 # %% [markdown]
-# Both give the same text. What differs is how many tokens each pass gives:
+# Here both give the same text. (In low precision a pass over five tokens can round differently from five passes over
+# one, which may change a token: lesson 14.) What differs is how many tokens each pass gives:
 
 # %% tags=["nbval-ignore-output"]
 viz.race(bot, outputs)
@@ -118,6 +121,10 @@ print("\nand with drafts of up to eight tokens:")
 _ = compare(STORY, k=8)
 
 # %% tags=["spoiler", "nbval-ignore-output"]
+cycles = story["n-gram drafts"].trace.cycles
+proposed, accepted = sum(len(cycle.drafted) for cycle in cycles), sum(cycle.accepted for cycle in cycles)
+empty = sum(not cycle.drafted for cycle in cycles)
+print(f"{len(cycles)} passes, {empty} without a draft; {proposed} tokens drafted, {accepted} accepted")
 viz.race(bot, story)
 
 # %% [markdown]
@@ -131,8 +138,8 @@ viz.race(bot, story)
 # First, what does a pass compute? The model sees tokens as numbers. At *every* position of its input it gives a score
 # for each token of its vocabulary, the **logits**, and they score the token that comes *next*.
 #
-# From here on we count and compare instead of timing. Counts run on the CPU, so yours match ours. The numbers are in
-# float64, so that rounding practically never decides a token.
+# In the next part we count and compare instead of timing. Counts run on the CPU, so yours match ours. The numbers are
+# in float64, so that rounding practically never decides a token.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -158,7 +165,8 @@ print("choices:", [target.decode([token]) for token in choices])
 #
 # ### Yours: how far is the draft right?
 #
-# From this lesson on you write the functions that matter. A mistake is explained by the smallest case that shows it.
+# From this lesson on you write the functions that matter. If yours is wrong, you are shown the smallest case that
+# breaks it.
 #
 # `draft` is a list of tokens and may be empty. `choices` has one element more. Return how many tokens at the beginning
 # of the draft are right.
@@ -189,12 +197,12 @@ print("this pass gives:", [target.decode([token]) for token in choices[: right +
 #
 # That is all it takes. A simple version of the drafter is a few lines, and the loop below it asks for a draft, checks
 # it with your `matches`, and adds what the pass gives. (It runs the model on the whole sequence each time; lesson 02
-# repairs that.)
+# builds the cache that avoids this.)
 
 
 # %%
 def lookup(tokens: list[int], k: int = 4) -> list[int]:
-    """The k tokens that followed the last two, where those two occurred before."""
+    """Up to k tokens that followed the last two, where those two occurred before."""
     for i in reversed(range(len(tokens) - 2)):
         if tokens[i : i + 2] == tokens[-2:]:
             return tokens[i + 2 : i + 2 + k]
@@ -225,15 +233,16 @@ print("the same tokens as plain decoding:", tokens == plain.tokens)
 print(f"{len(plain.tokens)} passes plain, {passes} with drafts: {60 / passes:.1f} tokens per pass")
 
 # %% [markdown]
-# This is a complete speculative decoder for one user at temperature 0. It checks drafts as blockwise
-# parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt lookup decoding
-# (Saxena, 2023). With sampling the check is different (Leviathan et al., 2023, arXiv:2211.17192), which is lesson 06.
-# Lesson 05 gives the decoder a cache and a draft model, and by lesson 08 you own a fast one.
+# Apart from stopping at an end token, this is a complete speculative decoder for one user at temperature 0. It checks
+# drafts as blockwise parallel decoding does (Stern et al., 2018, arXiv:1811.03115), and its lookup is known as prompt
+# lookup decoding (Saxena, 2023). With sampling the check is different (Leviathan et al., 2023, arXiv:2211.17192), and
+# lesson 06 proves that the output then follows exactly the target's distribution. Lesson 05 puts the cache in and
+# adds a draft model, and by lesson 08 you own a fast one.
 #
 # ## What makes it fast
 #
 # Fewer passes help only if a pass over five tokens does not take five times as long as a pass over one. It does five
-# times the arithmetic. What does your gut say about the time?
+# times the arithmetic. What does the song's race imply about the time?
 
 # %% tags=["nbval-ignore-output"]
 five_guess = viz.predict("A pass over 5 tokens takes how many times as long as a pass over 1?", "times")
@@ -252,14 +261,13 @@ print(f"the song: {per_pass:.1f} tokens per pass / {five.ratio:.2f} = {per_pass 
 # work. The machine must be busy with something that does not depend on the number of tokens. Lesson 01 finds out what.
 # (Run the cell again if your ratio is near five: another program may have disturbed it.)
 #
-# The last line compares the song with what its passes alone would gain. It falls short of that, because both ways also
-# pay for a first pass over the whole prompt, and the lookup and its loop take time.
+# The last line compares the measured gain with what the passes alone would give. It falls short of that, because both
+# ways also pay for a first pass over the whole prompt, and the lookup and its loop take time.
 #
 # ## The dashboard
 #
-# Here is the first look, with plain decoding for one user. It is what the next lessons have to beat, and your machine
-# remembers the numbers from lesson to lesson. With drafts, and for the song alone, the first tile would show less than
-# half.
+# Here is the first reading, with plain decoding for one user. It is what the next lessons have to beat, and your
+# machine remembers the numbers from lesson to lesson.
 
 # %% tags=["nbval-ignore-output"]
 ms_per_token = 1e3 * times["plain"].median / 96
@@ -279,7 +287,7 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # | 07 | [how fast](07_how_fast.ipynb) | the speed-up, predicted |
 # | 08 | [drafters](08_drafters.ipynb) | a drafter of your own, in a race |
 # | 09 | [medusa and trees](09_medusa.ipynb) | a tree of drafts and its mask |
-# | 10 | [eagle, mtp and dflash](10_eagle_and_dflash.ipynb) | drafting from hidden states |
+# | 10 | [EAGLE, MTP and DFlash](10_eagle_and_dflash.ipynb) | drafting from hidden states |
 # | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | speculation, paging and batching together |
 # | 11b | [under load](11b_under_load.ipynb) | latencies, goodput, the draft length for a load |
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantisation |
@@ -287,7 +295,7 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 # | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | a test that finds your own bug |
 # | 15 | [beyond the chain](15_beyond_the_chain.ipynb) | block verification, constraints |
 # | 15b | [the frontier](15b_the_frontier.ipynb) | one budget for all users, a state that can be rewound |
-# | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | a split model |
+# | 16 | [beyond one GPU](16_beyond_one_gpu.ipynb) | a split model |
 # | 17 | [interview day](17_interview_day.ipynb) | answers for someone who asks follow-up questions |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | |
 #
@@ -300,15 +308,8 @@ viz.dashboard("00", ms_per_token=ms_per_token, tokens_per_second=1e3 / ms_per_to
 #
 # Servers have this built in. vLLM takes `speculative_config={"method": "ngram", …}`, SGLang `--speculative-algorithm
 # NGRAM`, and transformers `generate(…, prompt_lookup_num_tokens=4)`, or `assistant_model=…` for a draft model. A server
-# calls the pass over the prompt **prefill** and the passes after it **decode**.
-#
-# <details><summary>Go deeper: sampling, rounding, your own model</summary>
-#
-# With a temperature above 0 the next token is sampled. Drafts can be checked then as well, so that the output follows
-# exactly the target's distribution; lesson 06 proves it. In bfloat16 a pass over five tokens can round differently from
-# five passes over one, and lesson 14 shows what that changes. `minispec demo` in a terminal shows a draft model at
-# work on a story, with the speed-up predicted and measured.
-# </details>
+# calls the pass over the prompt **prefill** and the passes after it **decode**. In a terminal, `minispec demo` shows a
+# draft model at work on a story, with the speed-up predicted and measured.
 #
 # ## Check yourself
 #

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 06 Rejection sampling
 #
-# *Time:* 60 minutes · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
+# *Time:* 65 minutes, without the optional section · *Before this:* [05 Draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
 # So far our chatbot has answered greedily, and its user finds it dull. From now on it samples, at temperature 0.8. The
-# number on the dashboard is still **ms per token**: this lesson keeps lesson 05's saving in target passes when the
-# output is sampled; whether that saves time is lesson 07. The *optional* section is not included in the time above.
+# number on the dashboard is still **ms per token**: this lesson carries drafting over to sampled output; whether that
+# saves time is lesson 07.
 #
 # A greedy target has one right token at each position, so verifying meant comparing. A target that samples has no right
 # token. Whatever we keep of a draft, the tokens that come out must have *exactly* the distribution that the target alone
@@ -16,7 +16,7 @@
 #
 # - write the sampler from memory and prove in three lines that it is exact;
 # - say what accepted tokens follow and what emitted tokens follow;
-# - use any drafter: greedy, truncated, at another temperature.
+# - use a greedy drafter, and say which $q$ it has.
 
 # %%
 from functools import cache
@@ -37,7 +37,7 @@ from minispec_course.labs.verifiers import claim, sampled_loop
 #
 # Take a vocabulary of three tokens. At some position the target has the distribution $p$, and the draft model has $q$.
 # Imagine a hundred draft tokens sampled from $q$, stacked up in three columns. We want a hundred emitted tokens with
-# the heights of $p$, and keep as many draft tokens as we can.
+# the heights of $p$, and to keep as many draft tokens as we can.
 #
 # Drag the bars, or focus one and use the arrow keys. Whatever you do, two of the three areas are always equal. Why?
 
@@ -45,9 +45,8 @@ from minispec_course.labs.verifiers import claim, sampled_loop
 viz.drag_overlap()
 
 # %% [markdown]
-# Below both lines a draft token fits (green). Above $p$ there are too many (dashed), and elsewhere some are missing
-# (orange). The dashed and the orange area are equal, because both distributions sum to one. So for every token that is
-# thrown out, one has to be added in a column where one is missing.
+# Below both lines a draft token fits (green). Between $p$ and a higher $q$ there are too many (dashed); between $q$ and a
+# higher $p$ some are missing (orange). The dashed and the orange area are equal, because both distributions sum to one.
 #
 # ## When to accept
 #
@@ -63,7 +62,7 @@ viz.drag_overlap()
 @yours("06.accept")
 def accept_probability(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
     """The probability with which a draft token that was sampled from q is accepted."""
-    ### BEGIN SOLUTION: which fraction of the draft tokens in this column fits under p?
+    ### BEGIN SOLUTION: what fraction of the draft tokens in this column fits under p?
     return min(1.0, float(p[token] / q[token]))
     ### END SOLUTION
 
@@ -75,8 +74,7 @@ for token in range(3):
     print(f"token {token} was drafted: accept with {accept_probability(p, q, token):.2f}")
 
 # %% [markdown]
-# So the rule is to accept $d$ with probability $\min(1, p(d)/q(d))$. Here, tokens 0 and 1 are always accepted, and
-# token 2 only now and then.
+# So $d$ is accepted with probability $\min(1, p(d)/q(d))$: here tokens 0 and 1 always, and token 2 only now and then.
 
 # %% tags=["nbval-ignore-output"]
 guess_acceptance = viz.predict("Draft tokens are sampled from this q. What fraction of them is accepted?")
@@ -103,8 +101,8 @@ guess_acceptance.reveal(overlap)
 #
 # ## After a rejection
 #
-# A rejected draft token leaves its position empty, and one token has to fill it, the **correction** (*recovered token* in
-# vLLM). It must land where tokens are missing, in proportion to how many are missing there. That distribution is the
+# A rejected draft token leaves its position empty, and one token has to fill it, the **correction**. It
+# must land where tokens are missing, in proportion to how many are missing there. That distribution is the
 # **residual**: the orange part, scaled so that it sums to one. The papers write $\mathrm{norm}([p - q]_+)$, where
 # $[x]_+ = \max(x, 0)$.
 #
@@ -142,8 +140,8 @@ print("residual:", [round(x, 3) for x in residual(p, q).tolist()])
 # Go through the draft tokens in order. At the first rejection sample the correction and stop. If nothing is rejected,
 # sample one more token from the last distribution, the **bonus**. Call `random()` afresh for every decision: a number
 # that has just rejected a token is known to be large, so it must not choose the correction as well. Use each number
-# only in a comparison such as `random() < x`, or as the second argument of `pick`: a proof further down follows both
-# branches of every decision, and these are the two kinds that it can follow.
+# only in a comparison such as `random() < x`, or as the second argument of `pick`: these are the decisions whose branches
+# a proof further down can follow.
 
 
 # %%
@@ -182,9 +180,9 @@ viz.overlap(p, q)
 # $$
 #
 # The second line holds because the probability of a rejection is the dashed area, and the normaliser of the residual is
-# the orange one. They are equal, so they cancel. (If $q(x) = 0$, $x$ is never drafted and the first term is 0.) Nothing
-# was assumed about $q$, except that $d$ was really sampled from it. The same three lines in numbers, with your
-# functions:
+# the orange one. They are equal, so they cancel. (If $q(x) = 0$, $x$ is never drafted and the first term is 0; if
+# $p = q$, nothing is rejected and the second is 0.) Nothing was assumed about $q$, except that $d$ was really sampled
+# from it. The same three lines in numbers, with your functions:
 
 # %%
 chance = torch.tensor([accept_probability(p, q, x) for x in range(3)], dtype=torch.float64)
@@ -194,7 +192,7 @@ for line in (q * chance + (1 - overlap) * residual(p, q), torch.minimum(p, q) + 
 # %% [markdown]
 # And for whole sequences? Whatever was emitted before, the next token is judged by the target's distribution *given those
 # tokens*, or is a bonus sampled from it. So each token follows the target given the ones before it, and by induction the
-# whole sequence does. Draft tokens after a rejection were sampled for a context that does not exist, so they are never
+# whole sequence does. Draft tokens after a rejection were sampled for a context that was discarded, so they are never
 # looked at.
 #
 # ## Plug it into your loop
@@ -228,14 +226,14 @@ def toy(probs):  # the next token depends on the whole sequence
 yours_emits = exact.exact_distribution(
     lambda random: tuple(run_loop(toy(p), toy(q), [0], k=2, count=3, random=random)[0])
 )
-target_emits = exact.joint_distribution(
+target_emits = exact.joint_distribution(  # the probability of any three tokens under p alone
     lambda tokens: exact.plain_distribution(lambda t: toy(p)((0, *t))[-1], tokens), 3
 )
 print("different outputs:", len(yours_emits))
 claim("your loop and the target alone, three tokens", yours_emits, target_emits)
 
 # %% [markdown]
-# TV is the distance between the two distributions over all outputs, and it is 0. Now the real models, at temperature 0.8:
+# TV, the distance between the two distributions over all outputs, is 0. Now the real models, at temperature 0.8:
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
@@ -274,7 +272,7 @@ claim("emitted tokens follow p", exact.emitted_distribution(p, q, accept=accept_
 # **"After a rejection, sample from the target."**
 
 # %% tags=["nbval-ignore-output"]
-guess_biased = viz.predict("p gives token 0 a probability of 0.6. Corrections sampled from p: how often is it emitted?")
+guess_biased = viz.predict("p gives token 0 a probability of 0.6. Corrections from p: how often is token 0 emitted?")
 guess_biased
 
 # %% tags=["spoiler"]
@@ -289,10 +287,10 @@ guess_biased.reveal(float(biased[0]))
 # Accepted tokens have filled the green part, and sampling from all of $p$ fills it a second time. The bug is easy to
 # miss: a greedy test cannot see it, and the output is fluent.
 #
-# In the widget below, with the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted distribution does
-# not move. Then choose *replace from p* and press play. The sentence under the bars gives the p-value of a χ² test, the chance
-# that tokens which do follow $p$ look at least this odd. When does it fall below 0.001? With "a fair draft", with "a good
-# draft"?
+# In the widget below, with the real verifier, make $q$ as bad as you can: acceptance falls, and the emitted
+# distribution does not move. Then choose *replace from p* and press play. The sentence under the bars gives the p-value
+# of a χ² test, the chance that tokens which do follow $p$ look at least this odd. When does it fall below 0.001 (we
+# look many times, hence not 0.05)? With "a fair draft", with "a good draft"?
 
 # %% tags=["nbval-ignore-output"]
 viz.residual_explorer()
@@ -322,7 +320,7 @@ claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn
 # output exact?
 
 # %% tags=["nbval-ignore-output"]
-guess_settings = viz.predict("How many in 100 draft tokens of the greedy drafter are accepted, on average?", "tokens")
+guess_settings = viz.predict("Greedy drafts: the mean overlap over the text in the next cell?", "%")
 guess_settings
 
 # %% tags=["spoiler"]
@@ -346,9 +344,9 @@ for name, setting in settings.items():
 guess_settings.reveal(round(100 * fits))  # the last one, greedy
 
 # %% [markdown]
-# Nothing has to match. The draft model's setting decides only how much is accepted. But $q$ must be the distribution
-# that the draft token was *really* sampled from, and $p$ the one that plain decoding would sample from, both after
-# truncation. If either is taken from before top-p, the output is biased:
+# No sampling setting has to match. The draft model's setting decides only how much is accepted. But $q$ must be the
+# distribution that the draft token was *really* sampled from, and $p$ the one that plain decoding would sample from,
+# both after truncation. If either is taken from before top-p, the output is biased:
 
 # %%
 p_before, p_after = (ms.Sampling(0.8, top_p=x).probs(target_logits[12]) for x in (1.0, 0.9))
@@ -374,13 +372,16 @@ print("the same distribution at every position:", torch.allclose(theirs, ours, r
 # %% [markdown]
 # ## On the dashboard
 #
-# One sampled answer, with a cache and on your device, by [`speculate`](../minispec/speculate.py).
+# One sampled answer each, with a cache and on your device, by `generate` and by [`speculate`](../minispec/speculate.py).
 
 # %% tags=["nbval-ignore-output"]
 fast, fast_draft = course_pair(ms.device())
 prompt = "One day, a girl named Lily"
 for _ in range(2):  # the first run warms up
+    plain = ms.generate(fast, prompt, max_new_tokens=60, temperature=0.8)
     out = ms.speculate(fast, prompt, drafters.Model(fast_draft), k=4, max_new_tokens=60, temperature=0.8)
+for name, way in (("plain", plain), ("with drafts", out)):
+    print(f"{name}: {1e3 * way.seconds / len(way.tokens):.2f} ms per token")
 viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 
 # %% [markdown]
@@ -394,17 +395,16 @@ viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # | `sampler` | `RejectionSampler` | transformers: `_speculative_sampling` |
 # | correction, bonus | *recovered token*, *bonus token* | SGLang says *bonus* for both |
 # | one-hot $q$ | n-gram drafters, and draft models unless `draft_sample_method` is `"probabilistic"` | SGLang: the same default |
-# | a rule that accepts more and changes the distribution | proposed: `"fly"` ([#53987](https://github.com/vllm-project/vllm/pull/53987)); `"standard"`, the default, and `"block"` are exact | SGLang: `speculative_accept_threshold_single` below 1; Medusa (lesson 09) |
+# | a rule that accepts more and changes the distribution | `"fly"` ([#53987](https://github.com/vllm-project/vllm/pull/53987)); `"standard"`, the default, and `"block"` are exact | SGLang: `speculative_accept_threshold_single` below 1; Medusa (lesson 09) |
 #
 # By default both servers accept with probability $p(d)$. A greedy draft usually overlaps less, but $q$ need not be stored
 # ($k \times V$ numbers per request) and nothing has to be sampled ([details and commits](../docs/handover.md)).
 #
 # <details><summary>Go deeper: drafts of variable length</summary>
 #
-# A drafter may stop early for any reason, even because the token it has just sampled has a low $q(d)$, as long as that
-# token stays in the draft. **Once sampled, a draft token must be verified unless an earlier one was rejected.** If
-# unlikely tokens are dropped, the remaining ones were selected by their value, and no longer follow the $q$ that is
-# reported.
+# A drafter may stop early for any reason, even because the token it has just sampled has a low $q(d)$. **Once sampled,
+# a draft token must be verified unless an earlier one was rejected.** If unlikely tokens are dropped, the remaining
+# ones were selected by their value, and no longer follow the $q$ that is reported.
 # </details>
 #
 # ## Check yourself
@@ -435,7 +435,8 @@ viz.dashboard("06", ms_per_token=1e3 * out.seconds / len(out.tokens))
 # - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
 #   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same theorem, with its own proof and a 70B target.
 # - Sun et al., 2025: *Block verification accelerates speculative decoding*
-#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a lossless rule that accepts at least as many tokens per cycle.
+#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a lossless rule that accepts on average at least as many
+#   tokens per cycle.
 #
 # All papers: [the references](../docs/references.md).
 

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # 11b Under load
 #
-# *Time:* 65 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 80 minutes · *Before this:* [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # Real users arrive one by one, whether or not the server is busy, and each notices only how long *they* wait. This lesson
 # moves **ms per token as a user sees it**, and adds the two numbers that a service is judged by: the time to the first token,
 # and how many users per second get what they were promised.
-#
-# You will write these numbers, choose the draft length for a load, and diagnose a recorded server that lost by speculating.
 #
 # You will be able to
 #
 # - define TTFT, TPOT, ITL and goodput, and say what a stream in bursts does to each;
 # - use Little's law to tell how full a server is;
 # - choose $k$ for a load, and say when to switch speculation off;
+# - find out why a recorded server lost by speculating;
 # - say when it pays to run prefill on a machine of its own.
 
 # %%
@@ -39,7 +38,7 @@ kv_handover = mine("11.kv_handover")  # ours, until you have written yours in ex
 # ### Yours: latencies
 #
 # `sent` is when the request was sent, and `log` a list of `(time, tokens)`, at least one event. Return TTFT, TPOT (None if
-# there is a single token in all) and the list of ITLs.
+# there is a single token in all; 0 if one event brings several) and the list of ITLs.
 
 
 # %%
@@ -65,7 +64,7 @@ for name, log in (("one by one", one_by_one), ("in bursts", in_bursts)):
     print(f"{name:10} TTFT {1e3 * ttft:.0f} ms, TPOT {1e3 * tpot:.1f} ms, longest ITL {1e3 * max(itl):.0f} ms")
 
 # %% [markdown]
-# The answer in bursts is complete earlier (TPOT), and it stands still for longer (ITL). Quote both.
+# The answer in bursts is complete earlier (TPOT), but each pause is longer (ITL). Quote both.
 #
 # A service promises something like "TTFT within 100 ms and TPOT within 5 ms" (its *service-level objective*, SLO).
 # **Goodput** counts the requests per second for which both held. p50 is the median. The p99 of TPOT, its 99th **percentile**, is the value that
@@ -96,17 +95,20 @@ def goodput(
 # ## A server on paper
 #
 # To see what a load does, we simulate a server for an 8B model on an H200. A pass over $n$ tokens takes
-# $\max(t_\text{read}, n \cdot t_\text{compute})$, the roofline of lesson 01; a draft step costs an eighth of a pass, and
-# draft tokens are accepted with α = 0.6. Reading the cache is left out. Requests with prompts of 160 tokens arrive at random
-# moments with a given mean rate, and answers have 32 to 96 tokens. A pass takes at most 512 tokens, running requests first;
-# a prompt that does not fit waits. This is an *open loop*: users do not wait for each other, so clusters of them queue even
-# if the server is fast enough on average. **These are formulas, not measurements.**
+# $\max(t_\text{read}, n \cdot t_\text{compute})$, the roofline of lesson 01; a draft step costs
+# $t_\text{draft} = t_\text{read}/8$, and draft tokens are accepted with α = 0.6. Reading the cache is left out. 600 requests with prompts of 160 tokens arrive at random
+# moments at a given mean rate, and answers have 32 to 96 tokens. A pass takes at most 512 tokens, running requests first;
+# a prompt that does not fit waits. This is an *open loop*: new requests arrive whether or not earlier ones have been
+# answered, so clusters of them queue even if the server is fast enough on average. **These are formulas, not measurements.**
 
 
 # %%
+REQUESTS, PROMPT = 600, 160  # that are sent; tokens of each prompt
+
+
 def under(rate: float, choose) -> dict:
     """A simulated load, by your latencies and your goodput. `choose(B)` is k for a batch of B."""
-    answers = simulated(rate, choose)
+    answers = simulated(rate, choose, REQUESTS)
     seen = [latencies(sent, log)[:2] for sent, log in answers]
     stay = sum(log[-1][0] - sent for sent, log in answers) / len(answers)
     ttft, tpot = ([1e3 * one[i] for one in seen] for i in (0, 1))
@@ -122,6 +124,8 @@ def show(figures: dict) -> None:
         print(line.format(rate, **f))
 
 
+print(f"t_read {1e3 * READ:.2f} ms, t_compute {1e6 * COMPUTE:.1f} µs per token, t_draft {1e3 * DRAFT:.2f} ms;", end=" ")
+print(f"ridge point {READ / COMPUTE:.0f} tokens\n")
 RATES = (8, 48, 96, 120, 144, 168, 192)
 off = {rate: under(rate, lambda B: 0) for rate in RATES}
 show(off)
@@ -132,24 +136,28 @@ show(off)
 # $$\text{users in the server} = \text{rate} \times \text{mean time in the server}$$
 #
 # Up to 144 requests per second practically everyone is served as promised. At 168 it is 97 %, and at 192 only 62 %: the
-# others miss the 5 ms. Now the same with drafts of four tokens. Without drafts the goodput at 168 requests per second is
-# 162.7.
+# others miss the 5 ms. Now the same with drafts of four tokens: without them the goodput at 168 is 162.7.
 
 # %% tags=["nbval-ignore-output"]
-rate_guess = viz.predict("Goodput at 168 requests per second with k = 4?", "per second")
+rate_guess = viz.predict("Goodput of 600 requests at 168 per second with k = 4?", "per second")
 rate_guess
 
 # %% tags=["spoiler"]
 four = {rate: under(rate, lambda B: 4) for rate in RATES}
 show(four)
+end = max(log[-1][0] for _, log in simulated(300, lambda B: 4, 3000))
+print(f"\nif 300 requests per second arrive, k = 4 completes {3000 / end:.0f} per second")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 rate_guess.reveal(round(four[168]["goodput"]))
 
 # %% [markdown]
-# At low rates drafts help twice: each user is faster, so by Little's law fewer users are there at once, and in a smaller
-# batch drafts are cheaper still. Past some rate the same loop turns against you: draft tokens fill the pass, prompts wait for
-# room in it, TTFT jumps to hundreds of milliseconds, and most users do not get what they were promised.
+# At low rates each user is faster, so by Little's law fewer are there at once; near the ridge point the smaller batch also
+# makes drafts cheaper. The price is TTFT, whose p99 rises at every rate. Past some rate the same loop turns against you:
+# draft tokens fill the pass, prompts wait for room in it, and most users do not get what they were promised.
+#
+# Past 143 requests per second this server cannot keep up: its queue grows for as long as requests arrive. So TTFT and goodput
+# there depend on how many we send, and Little's law does not apply.
 #
 # ## Which k for which load?
 #
@@ -187,23 +195,33 @@ print("as promised with your k, %:", {rate: round(f["share"]) for rate, f in cho
 batches = []
 simulated(192, lambda B: batches.append(B) or best[B])
 print(f"at 192 per second: at most {max(batches)} users in a batch, k at least {min(best[B] for B in batches)}")
+
+
+def with_prompt(B: int) -> int:  # the same rule, with the tokens of one prompt in every pass
+    speeds = [expected_tokens(ALPHA, k) / (k * DRAFT + max(READ, (B * (k + 1) + PROMPT) * COMPUTE)) for k in range(9)]
+    return speeds.index(max(speeds))
+
+
+counted = {rate: under(rate, with_prompt) for rate in (168, 192)}
+for name, way in (ways | {"with a prompt": counted}).items():
+    print(f"goodput, {name:13}", {rate: round(way[rate]["goodput"]) for rate in counted})
 viz.under_load({name: {r: (f["tpot50"], f["goodput"]) for r, f in way.items()} for name, way in ways.items()})
 
 # %% [markdown]
 # Up to 144 requests per second your rule has the lowest TPOT, and nearly everyone is served as promised. For a batch of 160
 # it says 0, without a threshold set by hand: **that is when to switch off, if the pass holds nothing but decoding**. Here the
-# batch never gets that large, so the rule drafts in every step, and at 192 requests per second that costs more than a third
-# of the goodput. It does not know about the prompts in the pass, which use up arithmetic as well.
+# batch never gets that large, so the rule drafts in every step. At 168 requests per second that costs goodput, although your
+# rule still has the lower median TPOT, and at 192 it costs more than a third. The rule does not know about the prompts in the
+# pass, which use up arithmetic as well: with one prompt of 160 tokens in its fraction it drafts less, and beats both.
 #
 # ## What a real server measures
 #
-# A real server does not know $t_\text{read}$ or α. minispec's [`Controller`](../minispec/controller.py) measures how long
-# whole steps take for each batch size and draft length, and how many tokens a draft gains: your fraction, with the draft,
-# the pass and the host in its seconds.
+# A real server does not know $t_\text{read}$ or α. minispec's [`Controller`](../minispec/controller.py) measures how many
+# tokens a draft gains, and how long a step without a prompt takes under this load, for each batch size and draft length. So it
+# has your fraction, its seconds including drafting, the pass and the host.
 #
 # **It must not look at what it cuts off.** A draft may be cut for any reason that is known *before* a token is sampled: the
-# batch, memory, past acceptance, the draft tokens before it. Dropping a sampled token because its own probability is low
-# biases the output (greedy output aside, which cannot change).
+# batch, memory, past acceptance. Dropping a token because its own probability is low biases sampled output.
 #
 # ## Diagnose a real one
 #
@@ -222,8 +240,9 @@ for rate in (8.0, 48.0, 96.0):
         print(f"{tpot['p50']:10.1f} {tpot['p99']:6.1f} {good:9.1f} {100 * good / done:16.0f}")
 
 # %% [markdown]
-# The last answers end after the last arrival, so fewer requests are completed per second than were sent; we count with those.
-# At 8 requests per second the median TPOT gains 14 %; its p99 is nearly the slowest of 32 requests. At 96 both servers run
+# The last answers end after the last arrival, so fewer requests are completed per second than were sent; we use the
+# completed ones. At 8 requests per second the median TPOT falls from 4.7 to 4.0 ms, but its p99, nearly the slowest of 32
+# requests, rises from 5.1 to 7.4 ms, and that of TTFT from 19 to 161 ms. At 96 both servers run
 # out of seats, a limit that the server on paper does not have. At 48 speculation loses more than 60 % of the goodput. Why?
 # First, what a step cost and what it brought:
 
@@ -232,11 +251,12 @@ step, users = {}, {}
 for rate in (8.0, 48.0):
     for name, server in servers.items():
         row = server[rate]
-        step[name, rate] = row["itl_ms"]["mean"]  # one event per step
+        step[name, rate] = row["itl_ms"]["mean"]  # one event per step, so a step counts once per user
         users[name, rate] = row["tokens_per_second"] * row["tpot_ms"]["mean"] / 1e3  # Little: rate × time per token
     ratio = step["k = 4", rate] / step["plain", rate]
     print(
-        f"{rate:.0f} per second: a step takes {step['plain', rate]:.1f} ms, with drafts {step['k = 4', rate]:.1f} ms:",
+        f"{rate:.0f} per second: users see a step take {step['plain', rate]:.1f} ms,",
+        f"with drafts {step['k = 4', rate]:.1f} ms:",
         end=" ",
     )
     print(f"{ratio:.2f} plain steps for {servers['k = 4'][rate]['acceptance_length']:.2f} tokens per user")
@@ -247,7 +267,8 @@ for rate in (8.0, 48.0):
         f"prompts of {length:.0f} tokens",
     )
 dot = next(dot for dot in viz.BatchDot.recorded() if dot.batch == 32)
-print(f"lesson 07, a full batch of 32 without prompts: a cycle took {dot.k * dot.c + dot.v:.2f} plain steps")
+cycle = f"a cycle with k = {dot.k} took {dot.k * dot.c + dot.v:.2f} plain steps"
+print(f"lesson 07, the same models, a full batch of 32 without prompts: {cycle}")
 
 # %% [markdown]
 # At 48 a step brings 2.28 tokens for the time of 2.80 plain steps: that is the loss. But 25 users alone do not explain it. In
@@ -290,9 +311,9 @@ pass_guess.reveal(round(tokens))
 # from 2.73 to 2.28. For that you would profile a step, or try another $k$, as [`minispec why`](../docs/why.md) suggests for
 # these numbers.
 #
-# **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. [A
-# later sweep](../docs/benchmarks.md) gains at this load, with more seats as well. The controller times only steps that
-# contain no prompt, so the prompts stay in the way: see the last part.
+# **What to do about it?** Draft less: since then our engine has gained the controller, which relies on measured times. In [a
+# later sweep](../docs/benchmarks.md) drafts gain at 48 requests per second; that server also had more seats and larger
+# passes. What a prompt adds to a pass is in none of its times, so prompts stay in the way: see *Disaggregated prefill*.
 #
 # ## Your own load
 #
@@ -301,8 +322,9 @@ pass_guess.reveal(round(tokens))
 #
 # <details><summary>What to expect</summary>
 #
-# Once requests queue, TTFT grows and keeps growing; TPOT stops where the batch is full. Speculation has its best chance at the
-# lowest rate. Short chunks delay the first token of a long prompt and shorten the others' gaps.
+# Once requests queue, TTFT grows and keeps growing; TPOT levels off once the batch is full. Speculation has its best chance
+# at the lowest rate. On our CPU it does not pay at 20 per second: compare with the cell after the widget. Short chunks delay
+# the first token of a long prompt and shorten the others' gaps.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -317,15 +339,17 @@ viz.control_room(quick, drafter)
 # %% tags=["nbval-ignore-output"]
 figures = run_shift(quick, None, rate=20, k=0).figures()
 print(f"TTFT p50 {figures['ttft_ms']['p50']:.1f} ms, TPOT p50 {figures['tpot_ms']['p50']:.1f} ms")
-viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"], tokens_per_second=figures["tokens_per_second"])
+viz.dashboard("11b", ms_per_token=figures["tpot_ms"]["p50"])
 
 # %% [markdown]
 # ## Disaggregated prefill
 #
 # A prompt is limited by arithmetic, a decode step by reading weights. In one batch they disturb each other. Chunked prefill
 # (lesson 04) spreads the pain. **Disaggregated prefill** (Patel et al., 2023, arXiv:2311.18677; Zhong et al., 2024,
-# arXiv:2401.09670) removes it: one group of GPUs processes prompts, another decodes, and keys and values travel between them,
-# layer by layer, while the next layer is computed. Does that cost too much? By the roofline, for a prompt of 4,000 tokens:
+# arXiv:2401.09670) removes it: one group of GPUs processes prompts, another decodes, and keys and values travel between
+# them, layer by layer, while the next layer is computed. Does that cost too much? By the roofline, for a prompt of 4,000
+# tokens (`kv_handover`, which you write in [exercises 11](../exercises/11_speculation_in_a_server.ipynb), gives the bytes
+# sent and how long after the prefill the last layer arrives):
 
 # %%
 tokens, layers = 4000, 32
@@ -339,11 +363,10 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 
 # %% [markdown]
 # Over a fast link nearly everything is hidden behind the prefill. Over a slow one TTFT more than doubles, or the user waits
-# that long for the second token if the prefill worker streams the first. (You write `kv_handover` in
-# [exercises 11](../exercises/11_speculation_in_a_server.ipynb).)
+# that long for the second token if the prefill worker streams the first.
 #
 # Disaggregation pays when prompts are long, the load is high, TPOT has a tight target and the link is fast. For short prompts
-# or a quiet server chunks are enough. And if the ratio of prefill to decode changes, one of the two groups idles. With
+# or a quiet server chunks are enough. If the ratio of prefill to decode changes, one of the two groups idles. With
 # speculation something else travels: the draft model's cache, or the hidden states that a head needs (lesson 11), or the
 # decode worker processes the prompt with the draft model itself.
 
@@ -366,12 +389,12 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 # %% [markdown]
 # ## In production
 #
-# vLLM takes a table of $k$ by batch size (`num_speculative_tokens_per_batch_size`) or profiles the cost of a step and chooses
-# how many draft tokens are verified (`enable_adaptive_verification`, for DSpark, lesson 15b). Prefill and decode workers are connected by a
-# `kv_transfer_config` in vLLM and by `--disaggregation-mode` in SGLang.
+# vLLM takes a table of $k$ by batch size (`num_speculative_tokens_per_batch_size`) or profiles the cost of a step and
+# chooses how many draft tokens are verified (`enable_adaptive_verification`, for most drafters; lesson 15b). Prefill and
+# decode workers are connected by a `kv_transfer_config` in vLLM and by `--disaggregation-mode` in SGLang.
 #
 # Tools differ in what they call ITL: SGLang's benchmark divides a gap by the tokens that came with it, and NVIDIA's AIPerf
-# calls ITL what is TPOT here. Name the tool with the number. `python -m benchmarks serve --rate 1 4 16 --ttft-target 200
+# uses "ITL" for our TPOT. Name the tool with the number. `python -m benchmarks serve --rate 1 4 16 --ttft-target 200
 # --tpot-target 20` measures any server that speaks OpenAI's API.
 
 # %% [markdown]
@@ -380,7 +403,8 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 # <details><summary>A server completes 20 requests per second, and each stays for 3 seconds. How many are there at once? What
 # changes if speculation halves the time?</summary>
 #
-# By Little's law, 60; then 30. In the smaller batch each draft token is cheaper, so the gain grows.
+# By Little's law, 60; then 30. If the larger batch was near the ridge point, the smaller one has more room for draft
+# tokens.
 # </details>
 #
 # <details><summary>A batch is so large that the pass is compute-bound with and without drafts. For which α does speculation
@@ -391,8 +415,7 @@ for name, bandwidth in (("NVLink, 450 GB/s", 450e9), ("400 Gbit/s network", 50e9
 #
 # <details><summary>May a server shorten a draft because the draft model was unsure about the last token that it sampled?</summary>
 #
-# It may stop drafting *after* that token, and must verify it. Dropping the token because of its own value biases what is
-# sampled.
+# It may stop drafting *after* that token, and must verify it.
 # </details>
 
 # %% [markdown]

@@ -105,10 +105,8 @@ QUOTED: dict[str, dict[float, object]] = {
     },
     "11b": {
         0.6: ALPHA,
-        188: theory.balance_point(theory.H200),
         24: REQUESTS,  # of the control room
         60: 20 * 3,
-        30: 60 / 2,
         9.1: ttft(COLD, 8, "p50"),
         367: ttft(COLD, 8, "p99"),
     },
