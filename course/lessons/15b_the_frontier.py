@@ -397,7 +397,7 @@ for outcomes in (1, 4, 16):
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | one budget | `enable_adaptive_verification`, for DSpark | SGLang: ragged verification by confidence |
+# | one budget | `enable_adaptive_verification` | SGLang: ragged verification by confidence |
 # | recurrent states | a snapshot per verified token ($k + 1$); replay [proposed](https://github.com/vllm-project/vllm/pull/49887) | SGLang: `--enable-linear-replayssm-spec`; TensorRT-LLM: [replay](https://github.com/NVIDIA/TensorRT-LLM/pull/13453) for Mamba-2 |
 # | DSpark | `"method": "dspark"` | SGLang: `--speculative-algorithm DSPARK`; llama.cpp, TensorRT-LLM |
 # | DFlash 2 | `"method": "dflash"`, recognised from the checkpoint ([#52816](https://github.com/vllm-project/vllm/pull/52816)) | SGLang: `DFLASH`; [mistral.rs](https://github.com/EricLBuehler/mistral.rs/pull/2386) |
