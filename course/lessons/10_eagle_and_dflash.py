@@ -40,8 +40,9 @@ story = prompt + plain.tokens
 # ## What the target already knows
 #
 # A separate draft model works out from the tokens alone what the sequence is about. The target has done that work: at
-# every position, after each layer there is a vector of $d$ numbers, the sum of what all layers added (the *residual stream*). EAGLE (Li et al., 2024,
-# arXiv:2401.15077) drafts from such vectors, which it calls **features**.
+# every position, after each layer there is a vector of $d$ numbers: the embedding plus what the layers so far have added
+# (the *residual stream*). EAGLE (Li et al., 2024, arXiv:2401.15077) drafts from such vectors, which it calls
+# **features**.
 #
 # EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three streams per position, from a low, a middle and a high layer, and
 # multiplies them by one trained matrix, $\text{fc}$. Late streams are larger than early ones, so the head that ships
@@ -116,9 +117,8 @@ class Eagle:
 
     def read(self, tokens):
         self.tokens = self.tokens + tokens
-        n = (
-            self.target.length
-        )  # positions that the target has processed, and so features; token n comes with f of n − 1
+        # the target has processed n positions, so there are n features, and the last of them is paired with token n
+        n = self.target.length
         g, after, _ = self.entries(self.target.streams, self.tokens[: n + 1], head.fc.weight, head.config.norm_eps)
         f = drafting.run_layer(head, torch.cat([g, *self.own]), [*after, *self.tokens[n + 1 :]])  # [entries, d]
         self.own.append(f[-1:])
@@ -226,28 +226,27 @@ drift_guess.reveal(float(100 * drift[3, 3]))
 #   checkpoint's settings);
 # - the *normed* output goes into the next step, $\widehat{f}_t$ in place of $f_t$, so that it does not grow (`norm_output`).
 #
-# Our head has only the first, which is why you could watch $f$ grow.
+# Our head has only the first, which is why you could watch $f$ grow. The drift paper reports acceptance lengths up to 2
+# times as long under changed templates, and 1.10 times on standard benchmarks.
 #
-# <details><summary>Go deeper: the gain in numbers, and MTP, the same kind of layer, shipped with the model</summary>
-#
-# The drift paper reports acceptance lengths up to 2 times as long under changed templates, and 1.10 times on standard
-# benchmarks.
+# ## MTP: a layer that ships with the model
 #
 # DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains such a layer together with the model, as **multi-token
 # prediction** (MTP). It takes your pair, with the last hidden state as the feature. The report says that this objective
-# improves the model itself, and gives an acceptance rate of 85 to 90 % for the one token it drafts. Longer drafts apply it to
-# its own output, as in EAGLE.
-# </details>
+# improves the model itself, and gives an acceptance rate of 85 to 90 % for the one token it drafts. Longer drafts apply
+# the layer to its own output, as in EAGLE.
 
 # %% [markdown]
 # ## DFlash: a block of blanks
 #
-# All of these need $k$ runs for $k$ draft tokens. DFlash (Chen et al., 2026, arXiv:2602.06036) needs one. Its input is a
-# block, the last token $x_n$ and blanks at positions $n + 1$, $n + 2$, …, and its output is a distribution for every blank at
-# once. All blanks are the same vector: minispec trains it, published heads take the embedding of a mask token.
+# EAGLE and MTP need $k$ runs for $k$ draft tokens. DFlash (Chen et al., 2026, arXiv:2602.06036) needs one. Its input is a
+# block, the last token $x_n$ and blanks at positions $n + 1$, $n + 2$, …, and its output is a distribution for every
+# blank at once: *block diffusion* with a single denoising step. All blanks are the same vector: minispec trains it,
+# published heads take the embedding of a mask token.
 #
-# Each of its few layers also has keys and values of the **context**, one fused feature of the target per position before
-# $n$. Inside the block every position attends to every other.
+# Each of its few layers also has keys and values of the **context**, one feature of the target per position before $n$,
+# fused from several layers as EAGLE's is. Inside the block attention is bidirectional: every position attends to the
+# whole block.
 
 # %% [markdown]
 # ### Yours: what a block attends to
@@ -330,10 +329,10 @@ block_guess.reveal(passes)
 #
 # ## Tokens per pass, side by side
 #
-# Now minispec's own versions, with the caches that we left out, on your device, with $k = 5$ (Medusa has four heads;
-# the last cycles before the token limit draft fewer). EAGLE-2 (Li et al., 2024, arXiv:2406.16858) grows its tree by the
-# draft's own probabilities: deep where the layer is certain, wide where it is not. For DFlash a tree needs no further run,
-# because one run scores every blank.
+# Now minispec's own versions, with the caches that we left out, on your device. A chain has $k = 5$ draft tokens (Medusa,
+# with four heads, has 4), a tree up to 24; the last cycles before the token limit draft fewer. EAGLE-2 (Li et al., 2024,
+# arXiv:2406.16858) grows its tree by the draft's own probabilities: deep where the layer is certain, wide where it is
+# not. For DFlash a tree needs no further run, because one run scores every blank.
 
 # %% tags=["nbval-ignore-output"]
 quick, quick_draft = course_pair(ms.device())
@@ -355,16 +354,17 @@ for name, trace in traces.items():
 viz.acceptance_by_position({name: trace for name, trace in traces.items() if "tree" not in name})
 
 # %% [markdown]
-# From position 1 to 3 EAGLE, which is told each token, falls a little, and DFlash, which is not, by about half. Read no more
-# into the slopes: a small marker means that few cycles got that far, and Medusa's rise is survivorship: only easy cycles get that far.
-# `micro-draft` learnt from `micro`'s own texts, and only EAGLE's tree beats it. The heights say little about the methods: these heads
-# were trained for minutes, and the DFlash paper reports higher speed-ups than EAGLE-3.
+# From position 1 to 3 EAGLE, which is told each token, falls a little, and DFlash, which is not, by about half. Read no
+# more into the slopes: a small marker stands for few cycles, and Medusa's rise is survivorship: only easy cycles get that
+# far. The small model, `micro-draft`, learnt from `micro`'s own outputs, and only EAGLE's tree beats it. The heights say
+# little about the methods: these heads were trained for minutes, and the DFlash paper reports higher speed-ups than
+# EAGLE-3.
 #
 # ## The dashboard
 #
-# The chatbot keeps the faster of plain decoding and EAGLE's chain. On a CPU EAGLE loses in spite of its tokens per pass: `micro` has only six layers, so
-# a run of EAGLE's layer costs a large part of a plain pass, and a cycle needs four. Beside a target of 32 layers the same
-# layer is cheap.
+# The chatbot keeps the faster of plain decoding and EAGLE's chain. On a CPU EAGLE loses in spite of its tokens per pass:
+# `micro` has only six layers, so a run of EAGLE's layer costs a large part of a plain pass, a cycle needs four, and a
+# pass of five tokens costs more than a pass of one. Beside a target of 32 layers the same layer is cheap.
 
 # %% tags=["nbval-ignore-output"]
 outs = [ms.generate(quick, PROMPT, 64), ms.speculate(quick, PROMPT, drafters["EAGLE"], 4, 64)]

@@ -157,11 +157,12 @@ for name, of in steps.items():
 guess_kernels.reveal(steps["8b"]["eager"]["launches_per_token"])
 
 # %% [markdown]
-# About a thousand launches, most of whose time is Python and torch. Their number follows from the layers, not from the
-# width: SmolLM2, with a sixtieth of the parameters, has almost as many. A small model on a fast GPU is the worst case.
+# About a thousand launches, and most of the time goes to Python and torch. The number follows from the layers, not from
+# the width: SmolLM2, with a sixtieth of the parameters, has almost as many. A small model on a fast GPU is the worst
+# case.
 #
-# What a launch costs depends on the host and on the code. This host was slow, and not steady from one model to the next; 5 to
-# 10 µs is more usual.
+# What a launch costs depends on the host and on the code. This host was slow, and not steady from one model to the next;
+# 5 to 10 µs is more usual. (The readable loop above is other code, timed in another run.)
 #
 # ## Step 1: one launch for all
 #
@@ -276,7 +277,7 @@ except RuntimeError as error:
     print("host read:    ", error)
 
 # %% [markdown]
-# The second is found at once. The first breaks code in practice: every replay writes the same token into the same slot, and
+# The second is found at once. The first raises no error: every replay writes the same token into the same slot, and
 # the slots after it keep their zeros. In minispec the capture is [`Captured`](../minispec/gpu/capture.py), and your step
 # [`FastDecoder.step`](../minispec/gpu/decode.py).
 #
@@ -300,12 +301,13 @@ except RuntimeError as error:
 #
 # ## Step 4: attention for every SM
 #
-# The matrix products read the weights; attention reads the cache. Until now torch computes it, by eight kernels per layer:
-# scale, scores, mask, softmax, weighted sum and conversions. Step 4 replaces them by two of ours. Why not by one?
+# The matrix products read the weights; attention reads the cache. So far torch has computed it, in eight kernels per
+# layer: scale, scores, mask, softmax, weighted sum and conversions. Step 4 replaces them with two of ours. Why not by
+# one?
 #
-# A kernel consists of many **programs** (thread blocks, in CUDA), each of which runs on one **SM** (streaming
-# multiprocessor). An H200 has 132 of them. Attention in one kernel has a program per key/value head. With one user and 8
-# such heads, 124 SMs have nothing to do while 8 go through thousands of cached tokens.
+# Our kernels are in Triton. There a kernel consists of many **programs** (thread blocks, in CUDA), each of which runs on
+# one **SM** (streaming multiprocessor). An H200 has 132 of them. Attention in one kernel has a program per key/value head.
+# With one user and 8 such heads, 124 SMs have nothing to do while 8 go through thousands of cached tokens.
 #
 # **Flash decoding** (Dao et al., 2023) also splits the *cached tokens*. Each program takes one head and one split, and ends
 # with the state of your online softmax from lesson 12, over its own scores $s$ and values $v$: the maximum $m$, the sum
@@ -360,9 +362,9 @@ for length, splits in ((1000, 1), (1000, 8), (1000, 32), (5, 32)):
     print(f"{length:4d} tokens, {splits:2d} splits: exact {bool(right < 1e-12)}, an average is off by {wrong:.2f}")
 
 # %% [markdown]
-# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but none shorter than
-# 64 tokens, and at most 32, because a single program merges them. So splits pay for one user with a long context; a batch of
-# 16 has a program for nearly every SM without them.
+# Splitting only changes the order of the additions. How many splits? Enough for a few programs per SM, but at most 32,
+# because a single program merges them, and each with at least 64 tokens when the cache is full. So splits pay for one user
+# with a long context; a batch of 16 has a program for nearly every SM without them.
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
@@ -399,8 +401,9 @@ viz.busy_bars(shares)
 guess_small.reveal(100 * shares["smollm2 on an H200"]["split-K"])
 
 # %% [markdown]
-# (*eager* is the code before step 1, and each step builds on the one before.) The graph gains most, and then every removed
-# kernel counts. Why do the models end so far apart? Take away the time of reading, and divide the rest by the kernels:
+# (*eager* is the code before step 1, and each step builds on the one before.) On this slow host the graph gains most;
+# then every removed kernel counts. Why do the models end so far apart? Take away the time of reading, and divide the rest
+# by the kernels:
 
 # %% tags=["spoiler"]
 for name, of in steps.items():
@@ -410,7 +413,8 @@ for name, of in steps.items():
         print(f"{name:8} {step:8} {1e3 * seconds:.2f} ms, {kernels:5,.0f} kernels, {rest:.1f} µs each besides reading")
 
 # %% [markdown]
-# Two different models, and the same 2.4 to 3.5 µs per kernel, more as kernels get fewer and do more. A pass takes about
+# Two different models, and the same 2.4 to 3.5 µs per kernel, more as the kernels get fewer and do more. A pass takes
+# about
 #
 # $$t = \frac{\text{bytes}}{\text{bandwidth}} + 3\,\mu\text{s} \cdot \text{kernels}.$$
 #
