@@ -7,8 +7,8 @@
 # the model for every token, and lesson 01 showed that such a pass spends most of its time reading weights from memory.
 # **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et al., 2023, arXiv:2302.01318)
 # makes one pass serve several tokens: a cheap **draft model** proposes the next $k$ tokens, and the large **target**
-# model checks all of them in a single forward pass. This lesson saves passes of the target; lesson 07 takes the clock
-# to it.
+# model checks all of them in a single forward pass. This lesson counts passes of the target; lesson 07 measures
+# the time.
 #
 # Implementations go wrong in the bookkeeping of positions and caches, so that is what you will write here: the verdict
 # on a draft, the rewind of two caches, and the loop around them. *Optional* sections are not included in the time above.
@@ -30,8 +30,8 @@ from minispec_course.labs.drafting import counted
 from minispec_course.labs.pairs import in_transformers
 
 # %% [markdown]
-# One cycle, from a real run of the two models of this lesson. Watch where the third token comes from, and what happens
-# to the caches at the end.
+# One cycle, from a real run of the two models of this lesson. Watch where `␣kind` comes from, and what happens to the
+# caches at the end.
 
 # %% tags=["nbval-ignore-output"]
 viz.loop_picture()
@@ -119,8 +119,8 @@ print("positions that have logits:", len(logits))
 
 # %% [markdown]
 # The logits at an input token say what the target would choose *after* that token. So **a draft token is judged by the
-# logits one position before it**. In the picture, follow a slanted arrow from a choice up to the draft token that it
-# judges: it always goes one column to the right.
+# logits one position before it**. In the picture below, follow a slanted arrow from a choice up to the draft token
+# that it judges: it always goes one column to the right.
 
 # %%
 last, *proposed = (target.decode([token]) for token in [prompt[-1], *drafted])
@@ -130,7 +130,7 @@ viz.judge_arrows(last, proposed, [target.decode([token]) for token in logits.arg
 # Go from left to right until a draft token differs from the target's choice. Every draft token before it is **accepted**.
 # At the first mismatch the target's own choice is emitted instead, the **correction** (*recovered token* in vLLM). The
 # choices after it are useless, because they were computed after a token that is not part of the output. If nothing
-# differs, the last logits hold one more token of the target's, the **bonus**.
+# differs, the last logits give one more token, the **bonus**.
 #
 # ### Yours: the verdict
 #
@@ -246,8 +246,8 @@ def loop(target, draft, prompt: list[int], k: int, count: int) -> list[int]:
 
 
 # %% [markdown]
-# Here is your loop at work on two scripted models. Each line is one verify pass: how many tokens the target's cache held
-# before it, then the last token and the draft.
+# Here is your loop at work on two scripted models. Positions count from 0. Each line is one verify pass: how many
+# tokens the target's cache held before it, then the last token and the draft.
 
 # %%
 draw("05.loop", loop)
@@ -290,8 +290,8 @@ random_guess.reveal(different)
 
 # %% [markdown]
 # Whatever the draft model proposes, only tokens that the target would have chosen are emitted. **A bad draft costs
-# time, never correctness.** And because each cycle emits a token of the target's own, the loop never needs more passes
-# of the target than plain decoding.
+# time, never correctness.** And because each cycle emits a token of the target's own, there are never more
+# verify passes than output tokens.
 #
 # A longer draft saves passes, but each additional draft token saves less than the one before it, and all of them have to
 # be drafted. The last line lets the target draft for itself, so that every draft token is right: each pass then emits
@@ -338,9 +338,9 @@ print("off by one:", PROMPT + target.decode(off_by_one))
 
 # %% [markdown]
 # Only the first cycle is right, because only its pass ran on a cache without a fault. From then on a rejected token
-# stays in the context for good. Yet the second story is fluent. **Fluent output is no evidence of a correct loop.**
-# Compare with plain decoding token for token, in float64, or assert after every cycle that the cache holds one token
-# less than the sequence.
+# stays in the context for good. Yet the second story is fluent, and small models repeat themselves without a bug as
+# well. **Fluent output is no evidence of a correct loop.** Compare with plain decoding token for token, in float64, or
+# assert after every cycle that the target's cache holds one token fewer than the sequence.
 #
 # ## And the draft model's cache? (optional, 5 minutes)
 #
@@ -400,7 +400,7 @@ print("verify passes:", len(passes))
 
 # %% [markdown]
 # Step through ours: press play, or focus the slider and use the arrow keys. In which cycles will the draft model have two
-# tokens to catch up on?
+# tokens to catch up on? Check your answer against the list above.
 
 # %% tags=["nbval-ignore-output"]
 viz.cycle_stepper(target, prompt, out)
@@ -424,7 +424,7 @@ viz.cycle_stepper(target, prompt, out)
 # nearly tied, a greedy server can therefore diverge from plain decoding. [Lesson 14](14_is_it_really_exact.ipynb) shows
 # how to tell rounding from a bug.
 #
-# Two vocabularies of equal size are not the same vocabulary: the loop would run without an error and accept almost
+# Two vocabularies of equal size can differ: the loop would run without an error and accept almost
 # nothing. That is why we compared them entry by entry. Lesson 15 has a method for different ones (Timor et al., 2025,
 # arXiv:2502.05202).
 # </details>
@@ -468,7 +468,7 @@ viz.cycle_stepper(target, prompt, out)
 # %% [markdown]
 # ## Next
 #
-# - Once more from memory, in some days: `minispec exam 65 --topics 05` (the number is minutes).
+# - Once more from memory, in a few days: `minispec exam 65 --topics 05` (the number is minutes).
 # - Interview questions (`minispec drill`): `walk-me-through`, `verify-in-one-pass`, `what-happens-on-rejection`,
 #   `bonus-token`, `kv-rewind`, `greedy-verification`, `why-not-in-parallel`, `review-the-pseudocode`,
 #   `other-vocabulary`.

@@ -3,9 +3,8 @@
 #
 # *Time:* 55 minutes · *Before this:* [06 Rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 07](../exercises/07_how_fast.ipynb)
 #
-# Lesson 00 showed a draft that doubled the speed and another one that lost time. Here is why. Speculation never changes
-# the distribution of the output, so all it can change is **ms per token**. Three numbers decide by how much:
-# acceptance, and what drafting and verifying cost.
+# In lesson 00 some drafts paid and others lost time. Speculation never changes the distribution of the output, so all it
+# can change is **ms per token**. Three numbers decide by how much: acceptance, and what drafting and verifying cost.
 #
 # You will write the formula that joins them (Leviathan et al., 2023, arXiv:2211.17192) and compare it with the clock of
 # your own machine. Then you run it in reverse, to find out why five set-ups are slow. *Optional* sections are not
@@ -25,7 +24,7 @@ from minispec_course.check import draw, yours
 from minispec_course.labs import slower
 from minispec_course.labs.pairs import course_pair, where
 
-runs = slower.cases()  # recorded, for the last sections
+runs = slower.cases()  # recorded, for the optional sections
 
 # %% [markdown]
 # ## How many tokens does a cycle emit?
@@ -122,13 +121,13 @@ for c in (0.5, 0.25):
 # %% [markdown]
 # A $v$ of 2.5 turns the gain into a loss. The last two lines show the second ceiling, $1/c$. It is why an INT8 copy of
 # a 16-bit target is a poor draft model: it agrees with the target nearly always, but reads half the bytes, so
-# $c \approx 0.5$.
+# $c \approx 0.5$ and the speed-up stays below 2.
 #
 # ## Which draft length?
 #
 # Draft another token as long as $\alpha^{k+1}/c$, what it adds per unit of cost, exceeds the speed-up you already have.
 # That is the rule for a $v$ that does not depend on $k$. In general it does, often in steps, so it is safer to try all
-# lengths. (For $k = 1$ and $v = 1$ drafting pays if α exceeds $c$, so no acceptance rate is the limit for everyone.)
+# lengths. (For $k = 1$ and $v = 1$ drafting pays if α exceeds $c$.)
 #
 # ### Yours: the best k
 #
@@ -197,8 +196,11 @@ print("fastest:", fastest)
 viz.dashboard("07", ms_per_token=1e3 * here.plain.median / gains[fastest])
 
 # %% [markdown]
+# If the rerun misses its prediction, compare the numbers. Short drafts are accepted whole more often, so more draft
+# passes process two tokens (lesson 05), and $c$ can rise.
+#
 # On the left the widget shows the speed-up over α and $k$; on the right, a slice at the slider's α. The filled mark is
-# what you measured, the open one its prediction. Its $v$ starts as the straight line from above. Choose *H200* in the
+# what you measured, the open one the prediction. $v$ starts as the straight line from above. Choose *H200* in the
 # menu, the recorded run. Then raise $v$, first growing with $k$, then by the same amount for every $k$. Where does each
 # move the best $k$?
 
@@ -214,8 +216,8 @@ viz.surface([here, viz.Dot.recorded()])
 #
 # ## Two acceptance rates
 #
-# Accepted over *tested* estimates α, and the formula needs it. Accepted over
-# *drafted* also counts the draft tokens after a rejection, which were never tested. It is lower, it falls with $k$, and
+# A draft token is *tested* if all those before it were accepted. Accepted over tested estimates α, and the formula
+# needs it. Accepted over *drafted* also counts the draft tokens after a rejection. It is lower, it falls with $k$, and
 # it is what vLLM logs.
 
 # %%
@@ -284,8 +286,8 @@ batch_guess.reveal(recorded[128].measured)
 # %% [markdown]
 # $v$ grows with the batch, and the gain shrinks: at batch 128 a gain of 16 % is left. The roofline's $v$ is too low at 32,
 # where real kernels slow down before the ridge. It is too high at 128, where the plain pass does not reach the full
-# bandwidth either, which makes $v$, a ratio, smaller. (This roofline counts the reading of caches, which lesson 01 left
-# out; hence its larger $v$.)
+# bandwidth either, which makes $v$ smaller. (This roofline counts the reading of caches, which takes equally long in
+# both passes. So its $v$ is smaller than lesson 01's.)
 #
 # ## Why is it slower? (optional, 15 minutes)
 #
@@ -298,18 +300,18 @@ batch_guess.reveal(recorded[128].measured)
 # - **full batch**: a pass has no idle arithmetic left;
 # - **wrong kernel**: the verify pass runs on a kernel that is slow for several tokens.
 #
-# *valid* is the same pair without a fault. *c by bytes* is what fraction of the target's bytes the draft model reads. Even there $c$ is larger,
-# because calls and layers have fixed costs. *Measured* is by the clock, including sampling and Python on both sides:
-# time per token plain, divided by time per token speculative, each the median over eight stories.
+# *valid* is the same pair without a fault. *c by bytes* is what fraction of the target's bytes the draft model reads.
+# The measured $c$ is larger, because calls and layers have fixed costs. *Measured* is by the clock, with sampling and
+# Python on both sides: time per token plain, divided by speculative, each the median over eight stories.
 
 # %%
 print(slower.table(runs))
 print(f"a plain pass took {1e3 * runs['sound'].one_pass:.1f} ms in the valid run")
 
 # %% [markdown]
-# If this $c$ is smaller than yours for the same pair: it is a ratio. These passes ran layer by layer in torch. Today minispec
-# runs a pass as one compiled function on a CPU, in a fraction of the time, while sampling and Python cost as much per draft
-# token as before: **a faster target makes the same drafter relatively expensive.**
+# On a CPU your own $c$ for this pair is probably larger. These passes ran layer by layer in torch. Today a pass is
+# one compiled function and takes a fraction of the time, while sampling and Python cost as much as before: **a
+# faster target makes the same drafter relatively expensive.**
 #
 # To test a suspicion, replace that one number with its value from the valid run, and predict again. If this lifts the
 # prediction above 1, you have found it. `cure` does it with your `speedup`; try your own suspects.
@@ -395,7 +397,7 @@ print(f"measured {second.measured:.2f}; a step of plain decoding takes {second.p
 # %% [markdown]
 # ## Next
 #
-# - Acceptance by position, and where it begins to pay: [exercises 07](../exercises/07_how_fast.ipynb).
+# - Acceptance by position, and where speculation begins to pay: [exercises 07](../exercises/07_how_fast.ipynb).
 # - Interview questions (`minispec drill`): `expected-tokens`, `speedup-formula`, `choose-k`, `break-even`,
 #   `what-sets-acceptance`, `weak-draft`, `verify-cost`, `total-flops`, `ceiling-of-alpha`, `which-acceptance`,
 #   `acceptance-by-position`, `adaptive-length`, `short-and-long-outputs`, `published-speedups`.

@@ -181,11 +181,11 @@ def judge_arrows(last: str, drafted: Sequence[str], choices: Sequence[str]) -> D
         kind = KINDS["accepted" if i < accepted else "bonus" if accepted == len(drafted) else "corrected"]
         line, dash = INK if i == 0 else GREY if wrong else ACCEPTED, "2 2" if wrong else ""
         c.box(x, 46, wide, 32, word, line if i else None, 0.25, 13, line=line, dash=dash, thick=1.5)
-        c.text(middle, 42, "last token" if i == 0 else f"d{i}", 11.5, "middle", colour=SOFT)
+        c.text(middle, 42, "last token" if i == 0 else f"d[{i - 1}]", 11.5, "middle", colour=SOFT)
         c.arrow(middle, 80, middle, 126, SOFT, dash=dash)
         line = GREY if wrong else kind
         c.box(x, 130, wide, 32, chosen, None if wrong else kind, 0.25, 13, line=line, dash=dash)
-        c.text(middle, 178, f"y{i + 1}", 11.5, "middle", colour=SOFT)
+        c.text(middle, 178, f"logits[{i}]", 11.5, "middle", colour=SOFT)
         if i < len(drafted) and not wrong:  # the shift: this choice is compared with the next input
             c.arrow(middle + step * 0.32, 128, middle + step * 0.8, 82, kind, 2)
             c.text(middle + step * 0.5 + 6, 116, "✓" if i < accepted else "✗", 15, "start", True)
