@@ -83,15 +83,21 @@ def painter():
             page.evaluate(DRAW, [ESM, {**drawn, "greys": [GREY, TEXT], "longest": "", "drawn": number, "busy": False}])
             card = page.locator("#card")
             box = card.bounding_box()
-            return card.screenshot(animations="disabled"), round(box["width"]), round(box["height"])
+            png = card.screenshot(animations="disabled", scale="css" if scale(drawn) == 1 else "device")
+            return png, round(box["width"]), round(box["height"])
 
         yield draw
         browser.close()
 
 
+def scale(drawn: dict) -> float:
+    """Until the pointer enters a plotly figure, JupyterLab shows its picture pixel by pixel: a finer one is too wide."""
+    return SCALE if drawn["html"] else 1
+
+
 def drawn_from(drawn: dict) -> str:
     """A fingerprint of everything that a picture depends on, less the browser."""
-    text = json.dumps([drawn, ESM, PAGE, SCALE, plotly.__version__], sort_keys=True)
+    text = json.dumps([drawn, ESM, PAGE, scale(drawn), plotly.__version__], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
