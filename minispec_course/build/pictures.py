@@ -91,7 +91,7 @@ def painter():
 
 
 def scale(drawn: dict) -> float:
-    """Until the pointer enters a plotly figure, JupyterLab shows its picture pixel by pixel: a finer one is too wide."""
+    """Until the pointer enters a plotly figure, JupyterLab shows its picture pixel by pixel: no finer than it fits."""
     return SCALE if drawn["html"] else 1
 
 
