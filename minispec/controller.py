@@ -239,7 +239,7 @@ class Controller:
 
     def to_dict(self) -> dict:
         """What it goes by, as plain data: for each size the tokens accepted of a draft, lately, and the seconds of a
-        step by the number of sequences. And the largest size that it allows now."""
+        step by the number of sequences, rounded. And the largest size that it allows now."""
         said = lambda n: {"accepted": self.gain[n], "drafts": self.drafts[n], "seconds": self.seconds[n]}  # noqa: E731
         return {"sizes": {n: said(n) for n in self.sizes}, "size": self.size}
 

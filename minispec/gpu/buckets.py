@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..controller import rounded
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
@@ -39,8 +40,7 @@ FEW_MOVES = 16  # slots that the smallest capture of a move moves
 
 def rows_of(count: int) -> int:
     """The bucket of so many rows: powers of two, and from 16 on the numbers halfway between them."""
-    power = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if power > 16 and count <= power * 3 // 4 else power
+    return rounded(count) if count > 16 else 1 << (count - 1).bit_length()
 
 
 def double(size: int, needed: int) -> int:
