@@ -112,14 +112,15 @@ class Controller:
         return bool(self.seconds[n]) and (n == 0 or self.chains or self.drafts[n] >= ENOUGH)
 
     def gains(self) -> dict[int, float]:
-        """gain(n) of each size. A tree of a size that was not tried may gain as much as a larger one: so it is tried,
-        if that would be best."""
+        """gain(n) of each size. A tree of a size that was not tried may gain as much as a larger one, and one that was
+        not tried lately gains no less than a smaller one, which is a part of it: so it is tried, if it may be best."""
         if self.chains:
             return {n: expected(self.accept[:n]) for n in self.sizes}
         gains, most = {}, self.gain[self.sizes[-1]]
         for n in reversed(self.sizes):
             gains[n] = most = self.gain[n] if self.known(n) else most
-        return dict(sorted(gains.items())) | {0: 0.0}
+        gains[0] = 0.0
+        return dict(zip(self.sizes, accumulate(map(gains.get, self.sizes), max), strict=True))
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 

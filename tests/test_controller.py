@@ -76,6 +76,18 @@ def test_a_tree_is_as_large_as_it_pays():
         assert chosen.most_common(1)[0][0] == best
 
 
+def test_a_larger_tree_gains_no_less_than_the_smaller_one_in_it():
+    """Otherwise a size would keep what it gained at its last trial, however well the texts go by now."""
+    controller = Controller([4, 8], depth=4)
+    for size, accepted in ((8, 0), (4, 2)):
+        for _ in range(20):
+            controller.steps += 1
+            controller.learn(size, accepted)
+            controller.time(range(1), [size], 1.0)
+    gains = controller.gains()
+    assert controller.gain[8] < 0.5 < 1.5 < gains[4] == gains[8]
+
+
 def serve(B: int, alpha: float, steps: int, controller=None, seed=0) -> tuple[Controller, float]:
     """An engine's steps with chains of acceptance α, in which each draft costs and a change costs as much as two steps,
     on a noisy host with two speeds, and its speed compared with plain steps of that host."""

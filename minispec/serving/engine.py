@@ -90,7 +90,7 @@ class Breakable:
 
     def __enter__(self) -> None:
         global may_break_off
-        may_break_off = interrupts_are_waiting and current_thread() is main_thread()
+        may_break_off = interrupts_are_waiting and get_ident() == main_thread().ident
 
     def __exit__(self, *error) -> None:
         global may_break_off
@@ -173,7 +173,7 @@ class Engine:
         self.sequences: dict[int | str, Sequence] = {}  # by the caller's id, until their outputs are there
         self.goes_to: dict[int | str, dict] = {}  # and where these go: to `outputs`, or to a `generate` that waits
         self.numbers = count()  # ids that callers do not give
-        self.undelivered: list[Sequence] = []  # of the step that is complete
+        self.undelivered: list[Sequence] = []  # of the step that is complete, with something to deliver
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
         self.line, self.lock, self.inside = Lock(), Lock(), None  # the thread that is inside
@@ -334,7 +334,7 @@ class Engine:
             for turn in turns:
                 self._end(turn.sequence)
             raise
-        self.undelivered = [turn.sequence for turn in turns]
+        self.undelivered = [each for each in (turn.sequence for turn in turns) if each.ended or each.writer.pieces]
         clock.lap("scheduling")
         record.seconds = clock.seconds
         self.measured.add_step(record)
@@ -390,8 +390,7 @@ class Engine:
             return
         if turn.asked:
             cycle.kept = turn.emitted
-            parts = self.runner.clock.seconds
-            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+            _, cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = self.runner.clock.seconds.values()
             sequence.trace.cycles.append(cycle)
         elif sequence.k:
             sequence.trace.plain += 1
