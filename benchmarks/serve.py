@@ -199,11 +199,10 @@ async def measure(args, endpoint: Endpoint, targets: dict[str, float]) -> dict:
     return {"model": model, "results": rows}
 
 
-def offered(row: dict) -> float | None:
-    """Tokens per second that a server emits as long as no queue grows; None: they all came at once."""
-    if row["rate"] is None or not row["completed"]:
-        return None
-    return row["rate"] * row["tokens"] / row["completed"]
+def offered(result: dict, row: dict) -> float | None:
+    """Tokens per second that were asked for, from the first request to the last; None: they all came at once."""
+    seconds = arrivals(row["requests"], row["rate"] or math.inf, result["burstiness"], result["seed"])[-1]
+    return row["requests"] / seconds * row["tokens"] / row["completed"] if seconds and row["completed"] else None
 
 
 def at(row: dict) -> str:
@@ -215,7 +214,7 @@ def section(result: dict) -> Section:
     servers, rows, notes = result["servers"], [], []
     for server in servers:
         for row in server["results"]:
-            wanted, rate = offered(row), row["tokens_per_second"]
+            wanted, rate = offered(result, row), row["tokens_per_second"]
             line = [server["server"], at(row), f"{row['requests_per_second']:.2f}", shown(row["goodput"])]
             line += [f"{rate:,.0f}", shown(wanted, ",.0f"), ratio(rate, wanted)]
             for name, p in COLUMNS:
@@ -234,11 +233,13 @@ def section(result: dict) -> Section:
     return Section(
         f"Requests over time, {', '.join(models)} on {where(result['machine'])}",
         f"Requests arrive over HTTP at a given mean rate (burstiness {result['burstiness']:g}), whether or not earlier "
-        f"ones have been answered; each asks for {low} to {high} tokens. Offered is the rate times the mean length of "
-        "these outputs: a server that keeps up emits that much; in one that does not, the queue grows. Latencies "
-        f"are those of the client.{good}",
+        f"ones have been answered; each asks for {low} to {high} tokens. Offered are all these tokens, over the time "
+        "from the first request to the last: a server that keeps up emits nearly that much, since the last answers "
+        f"take a while; in one that does not, the queue grows. Latencies are those of the client.{good}",
         [Table([*head, "mean acceptance length"], rows)],
-        Headline(f"tokens/s, {servers[0]['server']}, at {at(last)}", last["tokens_per_second"], offered(last), ",.0f"),
+        Headline(
+            f"tokens/s, {servers[0]['server']}, at {at(last)}", last["tokens_per_second"], offered(result, last), ",.0f"
+        ),
         notes,
     )
 
