@@ -116,11 +116,11 @@ class Controller:
         not tried lately gains no less than a smaller one, which is a part of it: so it is tried, if it may be best."""
         if self.chains:
             return {n: expected(self.accept[:n]) for n in self.sizes}
-        gains, most = {}, self.gain[self.sizes[-1]]
-        for n in reversed(self.sizes):
-            gains[n] = most = self.gain[n] if self.known(n) else most
-        gains[0] = 0.0
-        return dict(zip(self.sizes, accumulate(map(gains.get, self.sizes), max), strict=True))
+        gains, most = {0: 0.0}, 0.0
+        for n in self.sizes[1:]:
+            like = next((m for m in self.sizes if m >= n and self.known(m)), self.sizes[-1])
+            gains[n] = most = max(most, self.gain[like])
+        return gains
 
     # ---- the choice ------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
-from threading import Lock, current_thread, get_ident, main_thread
+from threading import Lock, get_ident, main_thread
 
 import torch
 from tqdm.auto import tqdm
@@ -63,7 +63,7 @@ def interrupts_wait():
     pressed; a second one as soon as `may_break_off`."""
     global interrupts_are_waiting
     pressed, handler = [], signal.getsignal(signal.SIGINT)
-    if current_thread() is not main_thread() or interrupts_are_waiting or not callable(handler):
+    if get_ident() != main_thread().ident or interrupts_are_waiting or not callable(handler):
         yield pressed
         return
 
@@ -334,7 +334,7 @@ class Engine:
             for turn in turns:
                 self._end(turn.sequence)
             raise
-        self.undelivered = [each for each in (turn.sequence for turn in turns) if each.ended or each.writer.pieces]
+        self.undelivered = [turn.sequence for turn in turns if turn.sequence.ended or turn.sequence.writer.pieces]
         clock.lap("scheduling")
         record.seconds = clock.seconds
         self.measured.add_step(record)
