@@ -147,7 +147,7 @@ def block_loss(head: DFlashHead, lessons: Lessons, batch: Batch, anchors: Tensor
     asking, learnt = blanks_of(batch, anchors, real, head.block)
     row = torch.arange(len(anchors), device=anchors.device)[:, None, None]
     with torch.no_grad():  # [n, A, B − 1, v]
-        p = lessons.law(batch.answers.states[row, asking], batch.answers.log_z[row, asking], head.head_ids)
+        p = lessons.probs(batch.answers.states[row, asking], batch.answers.log_z[row, asking], head.head_ids)
     states = read_blocks(head, lessons.target, batch.tokens, batch.answers.hidden, anchors)
     logits = (states[:, :, 1:] @ head.head_rows(lessons.target).T).float()
     cross_entropy = p.sum(-1) * logits.logsumexp(-1) - (p * logits).sum(-1)  # −Σ p log q

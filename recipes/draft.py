@@ -97,7 +97,7 @@ def distill(
         batch = lessons.batch(step, seed, batch_tokens)
         asked, answers = batch.asked, batch.answers
         with torch.no_grad():  # [m, v], sums to less than one: the tail is missing
-            p = lessons.law(answers.states[asked], answers.log_z[asked], draft.head_ids)
+            p = lessons.probs(answers.states[asked], answers.log_z[asked], draft.head_ids)
         logits = draft.lm_head(draft.norm(draft.body(batch.tokens)[0][asked])).float()  # [m, v]
         log_q = logits.log_softmax(-1)
         cross_entropy = -(p * log_q).sum(-1).mean()

@@ -124,7 +124,7 @@ def eagle_loss(head: EagleHead, lessons: Lessons, batch: Batch, steps: int = UNR
     answers = batch.answers
     row, place = batch.asked.nonzero(as_tuple=True)  # m positions of the target where a reply token is predicted
     with torch.no_grad():  # [m, v], sums to less than one: the tail is missing
-        p = lessons.law(answers.states[row, place], answers.log_z[row, place], head.head_ids)
+        p = lessons.probs(answers.states[row, place], answers.log_z[row, place], head.head_ids)
         mass = p.sum(-1)
     loss = torch.zeros((), device=p.device)
     for j, feature in enumerate(unroll(head, batch.tokens, [answers.hidden[n] for n in head.hidden_layers], steps)):

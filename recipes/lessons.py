@@ -151,7 +151,7 @@ class Lessons:
             for part in zip(tokens.split(rows), asked.split(rows), strict=True):
                 yield Batch(*part, self.answer(part[0]))
 
-    def law(self, states: Tensor, log_z: Tensor, head_ids: Tensor | None) -> Tensor:
+    def probs(self, states: Tensor, log_z: Tensor, head_ids: Tensor | None) -> Tensor:
         """The target's p on a draft's vocabulary, [..., draft vocabulary], for states [..., d] and log_z [...]."""
         head = self.target.lm_head.weight if head_ids is None else self.target.lm_head.weight[head_ids]
         return ((states @ head.T).float() - log_z[..., None]).exp()

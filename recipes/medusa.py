@@ -36,7 +36,7 @@ def heads_loss(heads: MedusaHeads, lessons: Lessons, batch: Batch) -> Tensor:
     row, place = batch.asked.nonzero(as_tuple=True)  # m positions; those of one row are neighbours, in order
     h, log_z = batch.answers.states[row, place], batch.answers.log_z[row, place]
     with torch.no_grad():
-        p = lessons.law(h, log_z, heads.head_ids)  # [m, v], sums to less than one: the tail is missing
+        p = lessons.probs(h, log_z, heads.head_ids)  # [m, v], sums to less than one: the tail is missing
     z = heads.features(h)  # [m, K, d]
     loss = torch.zeros((), device=h.device)
     for k in range(1, heads.count + 1):

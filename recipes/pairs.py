@@ -62,7 +62,7 @@ def pair_loss(heads: nn.ModuleDict, lessons: Lessons, batch: Batch, anchors: Ten
     place, before = asking[learnt], batch.tokens[row, asking[learnt]]  # [N] each
     weight = torch.exp(-torch.arange(two.block - 1, device=anchors.device) / decay).expand_as(learnt)[learnt]
     with torch.no_grad():
-        p = lessons.law(batch.answers.states[row, place], batch.answers.log_z[row, place], two.head_ids)  # [N, v]
+        p = lessons.probs(batch.answers.states[row, place], batch.answers.log_z[row, place], two.head_ids)  # [N, v]
         states = read_blocks(two, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:][learnt]  # [N, d]
     log_q = [best_logits(head, states, before, target).log_softmax(-1) for head in (two, spark)]
     loss = -sum((p * x).sum(-1) for x in log_q)

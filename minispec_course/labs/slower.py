@@ -88,7 +88,7 @@ class Case:
     def to_dict(self) -> dict:
         cycles = [asdict(cycle) for cycle in self.trace.cycles]
         for cycle in cycles:  # a few digits will do, and keep the file small
-            cycle["p"], cycle["q"] = ([round(x, 3) for x in cycle[law]] for law in "pq")
+            cycle["p"], cycle["q"] = ([round(x, 3) for x in cycle[name]] for name in "pq")
             cycle |= {part: round(cycle[part], 6) for part in ("draft_seconds", "verify_seconds", "sample_seconds")}
         own = {field: getattr(self, field) for field in self.__dataclass_fields__}
         return own | {"trace": json.dumps(cycles, separators=(",", ":"))}  # in one line, as Trace.from_json reads it

@@ -107,7 +107,7 @@ def test_lessons_hold_the_targets_laws(target, tmp_path, depth):
     ids = torch.arange(0, 64, 3)
     batch = lessons.batch(0, 0, 2000)
     tokens, asked, answers = batch.tokens, batch.asked, batch.answers
-    p = lessons.law(answers.states[asked], answers.log_z[asked], ids)
+    p = lessons.probs(answers.states[asked], answers.log_z[asked], ids)
     fresh = Lessons(target.transformer, corpus, hidden_layers=[depth], keep=False).batch(0, 0, 2000)
     assert torch.equal(fresh.tokens, tokens) and torch.equal(fresh.asked, asked)
     for mine, other in (
