@@ -5,7 +5,7 @@ from .cache import KVCache
 from .generate import generate
 from .gpu.backend import load
 from .load.folder import default_device as device
-from .load.handle import Model
+from .load.model import Model
 from .load.registry import models
 from .model import Config, Transformer
 from .output import Output

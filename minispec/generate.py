@@ -8,7 +8,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from .load.handle import Model
+from .load.model import Model
 from .output import Output, TokenLogprob, token_logprobs
 from .require import require
 from .sampling import NOT_FINITE, SamplingParams, best_tokens, finite, pad, pick, uniforms

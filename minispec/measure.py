@@ -27,9 +27,9 @@ import torch
 from . import theory
 from .cpu.trials import NOTICEABLE, Watch
 from .generate import generate
-from .kernels import has_bfloat16
+from .linear import has_bfloat16
 from .load.folder import default_dtype
-from .load.handle import Model
+from .load.model import Model
 from .require import require, require_counts, require_not_negative
 from .trace import synchronize
 

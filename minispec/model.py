@@ -22,7 +22,7 @@ from torch.nn import RMSNorm
 
 from .cache import KVCache, attention_of_pass
 from .experts import Experts, Mixture
-from .kernels import SMALL, few_threads, linear
+from .linear import SMALL, few_threads, linear
 from .recurrent import DeltaRule, GatedDeltaNet, beside
 
 

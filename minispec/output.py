@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .load.handle import Model
+from .load.model import Model
 from .sampling import SamplingParams
 from .trace import Trace
 

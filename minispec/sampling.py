@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .load.handle import Model
+from .load.model import Model
 from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 from .require import real, require, require_counts, whole
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .load.handle import Model
+from .load.model import Model
 from .output import Output, Writer
 from .processors.prefix import Processors
 from .sampling import Sampling, SamplingParams

@@ -19,7 +19,7 @@ from torch import Tensor
 from .controller import LONGEST, Controller
 from .drafters.base import Drafter, propose
 from .generate import prepare
-from .load.handle import Model
+from .load.model import Model
 from .model import Pass
 from .output import Output
 from .recurrent import DEEPEST, NO_TREES

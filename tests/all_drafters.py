@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 import minispec as ms
-from recipes import mtp
-from recipes.eagle import new_head
+from minispec_tools.train import mtp
+from minispec_tools.train.eagle import new_head
 
 D = ms.drafters
 ALL: dict[str, Callable[[ms.Model, ms.Model], D.Drafter]] = {

@@ -12,9 +12,9 @@ from tiny_models import byte_level, random_model
 from tokenizers import Tokenizer
 
 import minispec as ms
-from minispec import cli
 from minispec.load.folder import save_folder
 from minispec.load.registry import locate
+from minispec_tools import cli
 
 torch.set_num_threads(1)
 # Scripts that tests start in processes of their own use the helpers beside this file, too.

@@ -158,7 +158,7 @@ def test_the_engine_serves_it(sparse):
 
 
 def test_compiled_passes_leave_it_to_the_reference(monkeypatch):
-    from minispec.gpu.fused import require_ordinary
+    from minispec.gpu.weights import require_ordinary
 
     model = random_model(experts=SHAPE, head_dim=16, dtype=torch.float32)
     monkeypatch.setenv("MINISPEC_LINEAR", "numba")

@@ -5,7 +5,7 @@ import torch
 from tiny_models import random_model
 
 import minispec as ms
-from minispec import kernels
+from minispec import linear
 from minispec.cpu import machine
 from minispec_course.labs import numerics
 
@@ -35,7 +35,7 @@ def check_batches(model):
         raise AssertionError("a product of torch's, whose order of summation depends on the number of tokens")
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels.F, "linear", torchs_product)
+        patch.setattr(linear.F, "linear", torchs_product)
         alone = numerics.decode_logits(model, IDS)
         for others in (1, 7, 8, 39):
             assert torch.equal(numerics.decode_logits(model, IDS, company(others)), alone), f"a batch of {others + 1}"

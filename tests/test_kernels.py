@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import random_model
 
-from minispec import kernels
+from minispec import linear
 from minispec.cpu import fused, machine, panels, trials
 from minispec.model import Linear
 from minispec.serving.paged import PagedKVCache
@@ -25,13 +25,13 @@ def numba(monkeypatch):
 @pytest.fixture
 def taken(monkeypatch):
     """Every product that `multiply` is asked for: [(x shape, weight shape), …]."""
-    calls, multiply = [], kernels.multiply
+    calls, multiply = [], linear.multiply
 
     def noted(x, packed, threads):
         calls.append((tuple(x.shape), (packed.N, packed.K)))
         return multiply(x, packed, threads)
 
-    monkeypatch.setattr(kernels, "multiply", noted)
+    monkeypatch.setattr(linear, "multiply", noted)
     return calls
 
 
@@ -66,9 +66,9 @@ def test_linear_keeps_leading_dimensions_adds_the_bias_and_notices_a_changed_wei
     weight, bias = normal(23, 40, seed=1), normal(23, seed=2)
     for shape in [(40,), (1, 5, 40), (2, 2, 2, 40)]:
         x = normal(*shape)
-        assert_close(kernels.linear(x, weight, bias), x, weight, bias)
+        assert_close(linear.linear(x, weight, bias), x, weight, bias)
         weight.mul_(2)
-        assert_close(kernels.linear(x, weight), x, weight)
+        assert_close(linear.linear(x, weight), x, weight)
         weight.data = weight.data / 4
     assert len(taken) == 6 and panels.panels_of(weight) is panels.panels_of(weight)
 
@@ -79,8 +79,8 @@ def test_linear_keeps_leading_dimensions_adds_the_bias_and_notices_a_changed_wei
 def test_what_does_not_fit_is_torch_s(numba, taken):
     for x in (normal(9, 20), normal(0, 20), normal(5, 20).double()):  # many tokens are a job for a matrix library
         weight = normal(9, 20).to(x.dtype)
-        assert torch.equal(kernels.linear(x, weight), F.linear(x, weight))
-    kernels.linear(torch.empty(5, 20, device="meta"), torch.empty(9, 20, device="meta"))
+        assert torch.equal(linear.linear(x, weight), F.linear(x, weight))
+    linear.linear(torch.empty(5, 20, device="meta"), torch.empty(9, 20, device="meta"))
     assert not taken
 
 
@@ -89,26 +89,26 @@ def test_without_instructions_for_it_bfloat16_is_float32_rounded_once(monkeypatc
     x, weight, bias = torch.randn(2, tokens, 48), torch.randn(40, 48), torch.randn(40)
     x, weight, bias = (part.bfloat16() for part in (x, weight, bias))
     exact = F.linear(x.double(), weight.double(), bias.double())
-    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
-    y = kernels.linear(x, weight, bias)
+    monkeypatch.setattr(linear, "has_bfloat16", lambda: False)
+    y = linear.linear(x, weight, bias)
     assert y.dtype == torch.bfloat16 and y.shape == (2, tokens, 40)
     assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()  # half a unit of eight bits, no more
-    monkeypatch.setattr(kernels, "has_bfloat16", lambda: True)
-    assert torch.equal(kernels.linear(x, weight, bias), F.linear(x, weight, bias))
+    monkeypatch.setattr(linear, "has_bfloat16", lambda: True)
+    assert torch.equal(linear.linear(x, weight, bias), F.linear(x, weight, bias))
 
 
 def test_a_torch_without_mkldnn_has_no_bfloat16(monkeypatch):
     """As on a Mac: there the question itself does not exist."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", None)
-    assert not kernels.has_bfloat16()
+    assert not linear.has_bfloat16()
 
 
 def test_gradients_are_torch_s(numba, taken):
     layer, x = Linear(20, 9), normal(5, 20)
     layer(x).sum().backward()
     assert layer.weight.grad is not None and not taken
-    kernels.linear(x.requires_grad_(), layer.weight.detach()).sum().backward()
+    linear.linear(x.requires_grad_(), layer.weight.detach()).sum().backward()
     assert x.grad is not None and not taken
     with torch.no_grad():
         layer(x)
@@ -134,7 +134,7 @@ def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
     x, weight = normal(5, 20), normal(9, 20)
     assert machine.compiled() is None
-    assert torch.equal(kernels.linear(x, weight), F.linear(x, weight))
+    assert torch.equal(linear.linear(x, weight), F.linear(x, weight))
     model = random_model(dtype=torch.float32, head_dim=16)
     with torch.inference_mode():
         assert fused.fused(model.transformer, model.transformer.new_cache(1, 8), torch.zeros(1, 1)) is None

@@ -11,7 +11,7 @@ import torch
 
 from minispec import measure, theory
 from minispec.cpu import trials as others
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.measure import Point, Rate, Report, Timing
 from minispec.model import Config, Transformer
 

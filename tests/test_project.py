@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 import minispec as ms
 import minispec_course
-from minispec import server
-from minispec.cli import options
+from minispec_tools import serve
+from minispec_tools.cli import options
 
 try:
     import tomllib
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
 BUDGETS = {
     "minispec": 18_935,  # the plan: 15,500
-    "minispec_course": 24_655,  # 213 of them are commands that minispec/cli had
+    "minispec_course": 24_655,  # 213 of them are commands that minispec_tools/cli had
     "minispec_course/exercises": 11_000,
     "minispec_course/check": 3_500,
     "minispec_course/viz": 5_000,
@@ -82,13 +82,13 @@ ROOMS = [
 ]
 HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
 HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}
-HEIGHT |= dict.fromkeys(("minispec.cli", "minispec.__main__"), len(ROOMS) + len(PACKAGES))
+HEIGHT |= dict.fromkeys(("minispec_tools.cli", "minispec.__main__"), len(ROOMS) + len(PACKAGES))
 
 COURSE_PACKAGES = {*minispec_course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What minispec may import at the top of a file; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-SERVED = tuple(f"minispec.server.{name}" for name in ("app", "process", "schemas", "service"))
-COMPILED = ("minispec.cpu.code",)  # imported when first needed
+SERVED = tuple(f"minispec_tools.serve.{name}" for name in ("app", "process", "schemas", "service"))
+COMPILED = ("minispec.cpu.gemm",)  # imported when first needed
 
 
 class Import(NamedTuple):
@@ -156,7 +156,7 @@ def test_imports_go_down_only(found):
             if (
                 module == "minispec"
                 and name.startswith("minispec.")
-                and not name.startswith(("minispec.cli", "minispec.__"))
+                and not name.startswith(("minispec_tools.cli", "minispec.__"))
             ):
                 wrong.append(f"{name} takes a name from the package, not from its module")
     assert wrong == []
@@ -184,11 +184,11 @@ def test_the_core_asks_for_no_notebook_packages(found):
         if not name.startswith("minispec.") and name != "minispec":
             continue
         allowed = CORE_PACKAGES | ({"numba", "llvmlite"} if name in COMPILED else set())
-        allowed |= {*server.PACKAGES} if name in SERVED else set()
+        allowed |= {*serve.PACKAGES} if name in SERVED else set()
         for module, at_top, ours in statements:
             if not ours and at_top:
                 assert module in allowed, f"{name} imports {module} at its top"
-            elif not ours and not name.startswith("minispec.cli"):  # which starts JupyterLab when asked to
+            elif not ours and not name.startswith("minispec_tools.cli"):  # which starts JupyterLab when asked to
                 assert module not in COURSE_PACKAGES, f"{name} imports {module}"
 
 
@@ -197,11 +197,11 @@ def test_the_core_asks_for_no_notebook_packages(found):
 PROBE = """
 import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys({blocked}))  # as if they were not installed: an import of these fails
-import minispec.cli
+import minispec_tools.cli
 said, heavy = {{}}, "torch numba plotly ipywidgets jupyter_client jupyterlab transformers scipy".split()
 for line in {lines}:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = minispec.cli.main(line.split())
+        code = minispec_tools.cli.main(line.split())
     loaded = [name for name in heavy if sys.modules.get(name)]
     said[line] = code, out.getvalue(), err.getvalue(), loaded
 print(json.dumps(said))
@@ -230,7 +230,7 @@ def test_torch_waits_until_something_is_computed():
 @pytest.mark.slow
 def test_an_engine_needs_no_notebook_packages():
     """In one process without them: which commands run. Two of them come with huggingface_hub, an engine's own."""
-    without = (COURSE_PACKAGES | {*server.PACKAGES}) - {"yaml", "h11"}
+    without = (COURSE_PACKAGES | {*serve.PACKAGES}) - {"yaml", "h11"}
     said = in_a_process(without, [*REFUSED, "serve", *RUNS])
     assert not said["serve"][3]
     for line in RUNS:
@@ -291,7 +291,7 @@ def test_the_notebook_packages_come_with_the_extra_alone():
     )
     assert engine >= CORE_PACKAGES and not engine & notebooks
     assert notebooks >= {"pyyaml" if name == "yaml" else name for name in minispec_course.PACKAGES}
-    assert {Requirement(line).name.replace("-", "_") for line in extras["serve"]} == {*server.PACKAGES}
+    assert {Requirement(line).name.replace("-", "_") for line in extras["serve"]} == {*serve.PACKAGES}
 
 
 # ---------------------------------------------------------------- what a newcomer reads

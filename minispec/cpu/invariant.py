@@ -7,7 +7,7 @@ prompt whole or in chunks. So greedy outputs with a chain of drafts are plain de
 CPU   The sums of our compiled product and of the compiled pass run along K in one order, one accumulator per output,
       for one token as for eight: how many tokens there are decides how many accumulators there are, and never the order
       in one of them. The compiled pass takes eight tokens at a time; nothing of torch's takes over where it is faster.
-GPU   Every product goes through the skinny kernel with 16 tokens to a program (gpu/products.py); attention has one
+GPU   Every product goes through the skinny kernel with 16 tokens to a program (gpu/gemm.py); attention has one
       number of query rows to a program and never splits the slots (gpu/attention.py). An output's sum then runs along
       strips and tiles of one size, from the first to the last.
 

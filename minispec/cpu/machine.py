@@ -1,7 +1,7 @@
 """The processor, the code compiled for it, where that is kept between processes, and the team of threads that runs it.
 
 Threads wait in the operating system, not in a loop: a team of two costs nothing while nothing is computed, and beside a
-busy program it is about as fast as one thread (see code.py). How many to use is measured: trials.py.
+busy program it is about as fast as one thread (see gemm.py). How many to use is measured: trials.py.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _importing = threading.RLock()
 
 
 def compiled() -> ModuleType | None:
-    """`product` and `run` of code.py; None where there is no numba."""
+    """`product` and `run` of gemm.py; None where there is no numba."""
     with _importing:
         return _compiled()
 
@@ -72,15 +72,15 @@ def _compiled() -> ModuleType | None:
     if not was_compiled():
         print("compiling the CPU pass once for this machine …", file=sys.stderr, flush=True)
     try:
-        from . import code
+        from . import gemm
     finally:
         numba.config.CACHE_DIR = before
-    return code
+    return gemm
 
 
 def compiled_folder() -> Path:
     """Where compiled code is kept: another folder for other sources and for another layout of int8 weights."""
-    source = (Path(__file__).parent / "code.py").read_bytes() + str(has_dot_product()).encode()
+    source = (Path(__file__).parent / "gemm.py").read_bytes() + str(has_dot_product()).encode()
     return home() / "numba" / hashlib.sha256(source).hexdigest()[:12]
 
 
@@ -90,7 +90,7 @@ def is_loaded() -> bool:
 
 def was_compiled() -> bool:
     """Whether a process on this machine has compiled the pass before: loading is quick then."""
-    return any(compiled_folder().glob("**/code.run-*.nbi"))
+    return any(compiled_folder().glob("**/gemm.run-*.nbi"))
 
 
 # ---- the team ----

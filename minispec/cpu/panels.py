@@ -52,7 +52,7 @@ class Panels:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the panels and of their scales, as code.py takes them; 0: there are none, and the panels are float32."""
+        """Of the panels and of their scales, as gemm.py takes them; 0: there are none, and the panels are float32."""
         return self.data.data_ptr(), 0 if self.scale is None else self.scale.data_ptr()
 
     def fresh(self, weight: Tensor) -> bool:

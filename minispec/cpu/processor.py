@@ -9,7 +9,7 @@ from pathlib import Path
 @lru_cache(maxsize=1)
 def has_dot_product() -> bool:
     """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
-    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
+    int8 weights are laid out and multiplied (gemm.py). MINISPEC_INT8=widen does without."""
     if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
         return False
     if platform.machine().lower() not in ("arm64", "aarch64"):

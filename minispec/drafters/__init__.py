@@ -2,7 +2,7 @@
 ms.drafters.NGram(); on the command line they have names."""
 # ruff: noqa: F401
 
-from ..load import folder, handle, registry
+from ..load import folder, model, registry
 from ..require import require
 from .ahead import Ahead
 from .base import Draft, Drafter, Scratch
@@ -47,7 +47,7 @@ def name_of(drafter: Drafter) -> str:
     return "Model" if type(drafter) is DraftModel else type(drafter).__name__
 
 
-def by_name(name: str, target: handle.Model, draft: str | None = None, heads: str | None = None) -> Drafter:
+def by_name(name: str, target: model.Model, draft: str | None = None, heads: str | None = None) -> Drafter:
     """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
     or hub id of trained heads. "synthetic:0.8", for load tests, is no drafter of the list: it is not lossless."""
     kind, _, acceptance = name.partition(":")

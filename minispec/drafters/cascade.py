@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..require import require_counts
 from ..sampling import Sampling, pad, uniforms
 from ..sequence import NO_DRAFT, Sequence

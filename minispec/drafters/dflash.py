@@ -23,16 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels import linear
-from ..load.handle import Model
+from ..linear import linear
 from ..load.heads_dflash import read_dflash
+from ..load.model import Model
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from ..require import require, require_counts
 from ..sequence import Sequence
 from .base import Draft
 from .cache import StateCache
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
-from .heads import HeadDrafter, StoredHead
+from .trained import HeadDrafter, StoredHead
 
 
 class DFlashHead(StoredHead):

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels import linear
-from ..load.handle import Model
+from ..linear import linear
+from ..load.model import Model
 from ..model import Linear
 from ..require import real, require
 from .base import Draft

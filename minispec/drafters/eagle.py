@@ -9,7 +9,7 @@ follows that token:
     x   = g_t + attention([e; norm(g_t)])    f_t = x + mlp(norm(x))     q(x_{t+2}) = softmax(head(norm(f_t)))
 
 To draft on, f_t stands in for g_{t+1}, which only the target could compute: entry t + 1 is made of the draft token and
-f_t, and so on. The head was trained on such features of its own (recipes/eagle.py), so they carry it for a few steps.
+f_t, and so on. The head was trained on such features of its own, so they carry it for a few steps.
 What differs between the forms that were published, and ours, is small, and `Form` names it.
 
 Bookkeeping. Entry t of the head's cache belongs to (g_t, x_{t+1}). `propose` first makes the entries of all tokens that
@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Attend
-from ..kernels import linear
-from ..load.handle import Model
+from ..linear import linear
 from ..load.heads_eagle import Form, read_eagle
+from ..load.model import Model
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, at_once, rope_at
 from ..require import require, require_counts
 from ..sampling import Sampling, pad
@@ -36,8 +36,8 @@ from ..tree import cut
 from .base import Draft
 from .cache import StateCache
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
-from .heads import HeadDrafter, StoredHead
 from .model import sample_chains
+from .trained import HeadDrafter, StoredHead
 
 
 class Head(StoredHead):
@@ -56,7 +56,7 @@ class Head(StoredHead):
         for weight in self.parameters():
             nn.init.zeros_(weight)
         self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)  # no part of this module
-        self.accuracy = []  # measured by recipes.eagle.calibrate
+        self.accuracy = []  # measured by minispec_tools.train.eagle.calibrate
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
@@ -78,7 +78,7 @@ class Head(StoredHead):
 
 
 class EagleHead(Head):
-    """EAGLE-3's drafting layer for a target, all weights zero: `load` a head, or train a recipes.eagle.new_head.
+    """EAGLE-3's drafting layer for a target, all weights zero: `load` a head, or train one (minispec_tools/train).
 
     `head_ids` are the tokens it can propose, `hidden_layers` the streams it is given (three by default), `layers` its
     decoder layers (the first is EAGLE's, more are ordinary ones), `mlp` the neurons of each. The LM head's rows are the

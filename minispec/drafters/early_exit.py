@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..model import Transformer
 from ..require import require, whole
 from ..sampling import Sampling

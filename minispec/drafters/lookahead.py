@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..require import require, require_counts, whole
 from ..sequence import Sequence
 from ..tree import Tree

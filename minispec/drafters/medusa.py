@@ -20,15 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels import linear
-from ..load.handle import Model
+from ..linear import linear
 from ..load.heads_medusa import read_medusa
+from ..load.model import Model
 from ..require import require, require_counts
 from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
 from .base import Draft
 from .growth import tree_size
-from .heads import HeadDrafter, StoredHead
+from .trained import HeadDrafter, StoredHead
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -40,7 +40,7 @@ class MedusaHeads(StoredHead):
     each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own. `blocks` is how often
     z = z + SiLU(W₁z + b) is computed, with other weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
-    measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
+    measured, a guess stands there: each candidate half as good as the one before.
     """
 
     kind, published = "medusa", staticmethod(read_medusa)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..processors.constraint import common
 from ..processors.drafts import process, process_next
 from ..recurrent import DEEPEST

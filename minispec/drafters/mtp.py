@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..model import Layer, Linear, RMSNorm
 from ..require import require_counts
 from .eagle import Eagle, Head
 
 
 class MTPHead(Head):
-    """The module for a target, all weights zero: `load` one, or train a recipes.mtp.new_head. Its parameters have the
-    names of DeepSeek's checkpoints; embedding and LM head are the target's, and are not stored. `mlp` is the number of
-    neurons of its layer (None: the target's), whose MLP is dense even where the target has experts."""
+    """The module for a target, all weights zero: `load` one, or train one (minispec_tools/train). Its parameters have
+    the names of DeepSeek's checkpoints; embedding and LM head are the target's, and are not stored. `mlp` is the number
+    of neurons of its layer (None: the target's), whose MLP is dense even where the target has experts."""
 
     kind = "mtp"
     borrows = False  # it scores the whole vocabulary as the target does: no choice of rows

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..cpu import machine
 from ..load.folder import build
-from ..load.handle import Model
+from ..load.model import Model
 from ..load.quantize import dequantize, quantize, to_int8
 from ..sampling import Sampling
 from .model import DraftModel

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..tree import Draft
 
 

@@ -4,7 +4,7 @@ A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accele
 generate.py and speculate.py. Without CUDA everything here works too, only uncaptured; the tests live on that.
 
 A drafter that works on the host, and a batch, have cycles of their own (`Hosted`): the draft goes up, one launch
-verifies it, and the best tokens come down. These passes are an engine's, over memory in blocks (buckets.py).
+verifies it, and the best tokens come down. These passes are an engine's, over memory in blocks (passes.py).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ..controller import LONGEST
 from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.folder import load as load_model
-from ..load.handle import Model
+from ..load.model import Model
 from ..sampling import SamplingParams
 from ..sequence import Sequence
 from ..speculate import Loop
 from ..trace import Cycle
 from ..verify import judge
-from . import engine_models  # noqa: F401  what drafts in a draft model's place
-from .buckets import Buckets
-from .capture import Captured, Lease, lent, on_the_device
+from . import chains  # noqa: F401  what drafts in a draft model's place
+from .captured_runner import CapturedRunner
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
-from .fused import FastTransformer, has_kernels, require_ordinary
+from .graph import Captured, Lease, lent, on_the_device
 from .heads import on_device
+from .passes import Buckets
 from .ragged import memory_for
-from .runner import CapturedRunner
+from .weights import FastTransformer, has_kernels, require_ordinary
 
 
 class Hosted(Loop):
-    """speculate.Loop over memory in blocks, by the captured passes of an engine (buckets.py). Row i of the batch owns
+    """speculate.Loop over memory in blocks, by the captured passes of an engine (passes.py). Row i of the batch owns
     the i-th run of blocks."""
 
     def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):

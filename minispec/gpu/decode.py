@@ -27,11 +27,11 @@ from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, pa
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import at, chain_batch, tree_batch
-from . import tree_kernels
-from .capture import Arrival, Captured, Event, on_the_device
-from .fused import FastTransformer, has_kernels
+from . import trees
+from .graph import Arrival, Captured, Event, on_the_device
 from .heads import DeviceDrafter
-from .pages import pick, softmax, whole
+from .vocab import pick, softmax, whole
+from .weights import FastTransformer, has_kernels
 
 
 class DeviceSampling:
@@ -350,9 +350,9 @@ class TreeSpeculator(Speculator):
     @on_the_device
     def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling=None):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
-        self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        steps = tree_kernels.laid_out, tree_kernels.walk
-        self.laid_out, self.walk = steps if self.kernels else (tree_kernels.laid_out_torch, tree_kernels.walk_torch)
+        self.kernels = trees if has_kernels(target.device, target.dtype) else None
+        steps = trees.laid_out, trees.walk
+        self.laid_out, self.walk = steps if self.kernels else (trees.laid_out_torch, trees.walk_torch)
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
         super().__init__(target, sampling, line=3 * self.nodes + 1, chances=self.nodes)
 

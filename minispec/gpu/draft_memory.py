@@ -10,9 +10,9 @@ ContiguousMemory (drafters/model.py) is one KVCache; both have one interface:
     rename(old, new)   the new sequence goes on with the memory of the old one
     forget(row)        the sequence has ended
 
-Here a pass over one or two tokens per sequence is a single launch (buckets.py). Two are new after a draft that was
+Here a pass over one or two tokens per sequence is a single launch (passes.py). Two are new after a draft that was
 accepted whole: its last token and the bonus. A sequence with more new tokens has an ordinary pass. Plain chains have
-all their passes in one launch, over the same memory (engine_models.py).
+all their passes in one launch, over the same memory (chains.py).
 """
 
 from collections.abc import Hashable, Sequence
@@ -24,9 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cpu import invariant
 from ..drafters.model import New, ends
-from ..load.handle import Model
+from ..load.model import Model
 from ..serving.paged import PagedKVCache
-from .buckets import Buckets, double
+from .passes import Buckets, double
 from .ragged import memory_for
 
 ROWS, TOKENS, BLOCK = 8, 1024, 16  # paged memory begins with blocks of 16 for 8 sequences, or as `reserve` says

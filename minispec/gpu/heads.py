@@ -20,10 +20,20 @@ from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
-from . import fused, tree_kernels
-from .fused import FastTransformer, Weights, layer, rope_table, turning, weights, weights_of
-from .products import BY_KERNEL, BY_TORCH, HalfNormed, divided, fits, half_norm, skinny, wide
-from .tree_kernels import Growing, at_places, likeliest_tokens
+from . import trees
+from .gemm import BY_KERNEL, BY_TORCH, HalfNormed, divided, fits, half_norm, skinny, wide
+from .trees import Growing, at_places, likeliest_tokens
+from .weights import (
+    FastTransformer,
+    Weights,
+    best_attention,
+    has_kernels,
+    layer,
+    rope_table,
+    turning,
+    weights,
+    weights_of,
+)
 
 
 class DeviceDrafter:
@@ -35,7 +45,7 @@ class DeviceDrafter:
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
-        self.kernels = tree_kernels if fused.has_kernels(target.device, target.dtype) else None
+        self.kernels = trees if has_kernels(target.device, target.dtype) else None
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -67,8 +77,8 @@ class LeanLayers:
 
     def __init__(self, weights: Sequence[Weights], gains, cache: KVCache, config: Config, target: FastTransformer):
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
-        self.attend = fused.best_attention(target.device, gains[0].dtype)
-        self.between = BY_KERNEL if fused.has_kernels(target.device, gains[0].dtype) else BY_TORCH
+        self.attend = best_attention(target.device, gains[0].dtype)
+        self.between = BY_KERNEL if has_kernels(target.device, gains[0].dtype) else BY_TORCH
         self.places = torch.arange(cache.capacity, device=target.device)
         self.rows = torch.arange(cache.batch, device=target.device)[:, None]
         self.cos, self.sin = rope_table(config, self.places, gains[0].dtype)
@@ -83,7 +93,7 @@ class LeanLayers:
         `start` [B], and attend to those that it allows; without, to all up to themselves."""
         cache = self.cache
         look = self.attend(start, slots if mask is None else start[:, None], cache.capacity, cache.groups, mask)
-        kernel = self.weights[0].q_norm is None and fused.has_kernels(x.device, x.dtype)
+        kernel = self.weights[0].q_norm is None and has_kernels(x.device, x.dtype)
         turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, kernel)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
             turn, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
@@ -135,8 +145,8 @@ class EagleOnDevice(DeviceDrafter):
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
         self.gains = head.embed_norm.weight, head.feature_norm.weight
-        self.enter = tree_kernels.enter if self.kernels else tree_kernels.enter_torch
-        self.stream = tree_kernels.stream if self.kernels else tree_kernels.stream_torch
+        self.enter = trees.enter if self.kernels else trees.enter_torch
+        self.stream = trees.stream if self.kernels else trees.stream_torch
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
         self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count

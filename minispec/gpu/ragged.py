@@ -8,7 +8,7 @@ Chunks of prompts are laid end to end, as in the eager pass (serving/paged.py), 
     logits       as many as sequences: a prompt needs those of its last token alone. More where chains are verified
 
 How the tokens are divided among sequences is no size. Padding tokens belong to no sequence: their keys and values go to
-the spare block (buckets.py), which nothing reads. The host's part of a pass is one sheet of numbers, sent by one
+the spare block (passes.py), which nothing reads. The host's part of a pass is one sheet of numbers, sent by one
 transfer that the host does not wait for.
 """
 
@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
 from .attention import flash_ragged, flash_ragged_torch
-from .buckets import Buckets, PagedPasses
-from .capture import Captures, on_the_device, sheet
-from .fused import has_kernels
+from .graph import Captures, on_the_device, sheet
+from .passes import Buckets, PagedPasses
+from .weights import has_kernels
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long chains are verified beside prompts

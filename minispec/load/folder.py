@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 from ..cpu import machine
 from ..model import Config, Transformer
 from ..require import require, whole
-from .handle import Model
 from .hf_config import ARCHITECTURES, from_hf, to_hf
+from .model import Model
 from .quantize import dequantize, quantize, to_int8
 from .registry import HUB_ID, KNOWN, fetched, locate
 from .write import in_place_of, write_whole

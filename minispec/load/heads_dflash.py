@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .handle import Model
-from .heads import Published, write_speculators
+from .head_files import Published, write_speculators
+from .model import Model
 
 
 def read_dflash(target: Model, folder: Path, module: type):
@@ -108,7 +108,7 @@ def write_dflash(head, target: Model, folder: str | Path, verifier: str | None =
     """Write a DFlash drafter as speculators does. `verifier` is where an engine finds the target."""
     if not head.public:
         wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
-        raise ValueError(f"{wrong}: train one with `python -m recipes dflash --public`")
+        raise ValueError(f"{wrong}: train one with `minispec train dflash --public`")
     names = NAMES[head.kind] | {"context_norm.weight": "hidden_norm.weight"}
     tensors, more = {names.get(name, name): weight for name, weight in head.named_parameters()}, {}
     if head.kind != "dflash":
@@ -135,7 +135,7 @@ def with_tables(head, target: Model, tensors: dict[str, Tensor], names: dict[str
         return tensors, {"markov_rank": pairs.rank, "markov_head_type": form}
     if v < V:
         said = f"this DFlash 2 drafter scores {v} of {V} tokens, and engines want all"
-        raise ValueError(f"{said}: train its backbone with `python -m recipes dflash --public --head-vocab {V}`")
+        raise ValueError(f"{said}: train its backbone with `minispec train dflash --public --head-vocab {V}`")
     group, taps = head.own_shape["group"], head.taps or 2
     for i in range(0 if head.taps else len(head.layers)):
         for part in ("attention_conv", "mlp_conv"):

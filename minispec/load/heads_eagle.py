@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .handle import Model
-from .heads import Published, write_speculators
+from .head_files import Published, write_speculators
+from .model import Model
 
 LAYER = {  # what our modules are called in a stored layer
     "self_attn": "self_attn",
@@ -103,7 +103,7 @@ def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = 
     deep to draft."""
     if head.form.embed_proj:  # norms without a gain are EAGLE-3.1's with gains of one
         wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
-        raise ValueError(f"{wrong}: train one with `python -m recipes eagle --form eagle3.1`")
+        raise ValueError(f"{wrong}: train one with `minispec train eagle --form eagle3.1`")
     tensors = {theirs: head.get_parameter(ours) for ours, theirs in published_names(head, "layers.0").items()}
     # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
     tensors |= {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype), "lm_head.weight": head.head}

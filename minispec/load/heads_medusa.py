@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .handle import Model
-from .heads import Published
+from .head_files import Published
+from .model import Model
 
 
 def block_names(heads) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 
 
 class OneOf:

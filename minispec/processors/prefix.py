@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..load.handle import Model
+from ..load.model import Model
 from ..require import real, require, whole
 from .constraint import After, follower
 

@@ -39,7 +39,7 @@ from tqdm.auto import tqdm
 from ..controller import LONGEST, Controller
 from ..drafters.base import Drafter
 from ..generate import is_one, prepare
-from ..load.handle import Model
+from ..load.model import Model
 from ..output import Output
 from ..require import require, require_whole
 from ..sampling import SamplingParams, emitting_positions
@@ -118,7 +118,7 @@ class Engine:
     are up to so deep, and with a `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal
     shares. Sampled chains are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
     like an earlier one reuses its blocks (not of a hybrid model: a block holds no recurrent state). Metrics keep the
-    last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA graphs (gpu/runner.py).
+    last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA graphs (gpu/).
 
     Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
     Outputs go to the thread that takes them, while `generate` keeps its own. Stream callbacks run at the end of a step,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..cache import TILE, Attend, Places, attention_of_pass
-from ..load.handle import Model
+from ..load.model import Model
 from ..recurrent import States
 from ..require import require_counts
 

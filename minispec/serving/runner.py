@@ -3,8 +3,8 @@
 A request without a draft is plain decoding: an empty draft, which is accepted, and a bonus token. So there is one path
 for all, and speculation can be off for one request (k=0), for all (no drafter), or while the batch is full.
 
-The host synchronises with the device once per step, for the next tokens. On a GPU, gpu/runner.py captures passes of
-fixed shape, and launches the next one before that.
+The host synchronises with the device once per step, for the next tokens. On a GPU, captured_runner.py captures passes
+of fixed shape, and launches the next one before that.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Drafter, propose
-from ..load.handle import Model
+from ..load.model import Model
 from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..sequence import Sequence
 from ..trace import Clock

@@ -12,8 +12,8 @@ The preempted request loses its blocks and is computed again later, except for w
 preempted by one that came after it, so the first one always advances, and all of them end. (`check` refuses what
 does not fit into the pool alone.)
 
-On a GPU the step after this one may be launched before the host knows this one's tokens (gpu/runner.py). For that alone
-are `reserve_ahead`, `Step.ahead`, `Scheduler.reserved` and `Turn.share`: its slots are reserved a step early.
+On a GPU the step after this one may be launched before the host knows this one's tokens (gpu/captured_runner.py). For
+that are `reserve_ahead`, `Step.ahead`, `Scheduler.reserved` and `Turn.share`: its slots are reserved a step early.
 """
 
 from collections.abc import Callable, Hashable

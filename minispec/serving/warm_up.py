@@ -1,6 +1,6 @@
 """Requests of nobody, served before anybody asks: whatever is compiled or captured at first use is made now.
 
-On a GPU a pass, a draft and a cycle launched ahead are captured for each shape that comes up (gpu/buckets.py), and each
+On a GPU a pass, a draft and a cycle launched ahead are captured for each shape that comes up (gpu/passes.py), and each
 capture takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
 which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
 it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by

@@ -1,4 +1,4 @@
-"""From course/ to notebooks/, exercises/ and solutions/: compose, run, draw, cover."""
+"""From lessons/ and exercises/ to notebooks, exercises and solutions: compose, run, draw, cover."""
 
 from .. import require_extra
 

@@ -40,11 +40,11 @@ PYTHON = {  # the metadata of a notebook that Jupyter opens without a question
 }
 
 
-# A folder of sources, the folder of notebooks made from it, and what they are; an exercise has stubs and is never run.
+# Sources, the folder of notebooks made from them, and what they are; an exercise has stubs and is never run.
 PRODUCTS = (
-    ("course/lessons", "notebooks", "lesson"),
-    ("course/exercises", "exercises", "exercise"),
-    ("course/exercises", "solutions", "solution"),
+    ("minispec_course/lessons/[!_]*.py", "notebooks", "lesson"),
+    ("minispec_course/exercises/set_*/page.py", "exercises", "exercise"),
+    ("minispec_course/exercises/set_*/page.py", "solutions", "solution"),
 )
 ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
 HOW_TO_READ = """> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**. Where a lesson
@@ -64,18 +64,23 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.source.stem
+        return name_of(self.source)
+
+
+def name_of(source: Path) -> str:
+    """The notebook that a source makes: lessons/06_name.py and exercises/set_06_name/page.py both make 06_name."""
+    return source.parent.name.removeprefix("set_") if source.name == "page.py" else source.stem
 
 
 def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     """The notebooks to build: all of them, or those with these names ("00_start_here", or just "00")."""
     found = [
-        Job(source, root / notebooks / f"{source.stem}.ipynb", f"{sources}/{source.name}", kind)
+        Job(source, root / notebooks / f"{name_of(source)}.ipynb", source.relative_to(root).as_posix(), kind)
         for sources, notebooks, kind in PRODUCTS
-        for source in sorted((root / sources).glob("[!_]*.py"))
+        for source in sorted(root.glob(sources))
     ]
     if not found:
-        raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0][0]}: build from a clone of the repository")
+        raise ValueError(f"root={str(root)!r} has no sources of notebooks: build from a clone of the repository")
     chosen = [job for job in found if not names or any(job.name == n or job.name.split("_")[0] == n for n in names)]
     for name in names:
         if not any(name in (job.name, job.name.split("_")[0]) for job in chosen):

@@ -1,6 +1,6 @@
 """The cells of an exercise: from one source, the notebook to fill in and the notebook of solutions.
 
-In course/exercises/NN_name.py three cells belong to an exercise, each marked exercise="06.residual" in its header:
+In the page.py of a set three cells belong to an exercise, each marked exercise="06.residual" in its header:
 
     # %% [markdown] exercise="06.residual"      the text; a line with level, minutes and points is put under its heading
     # %% exercise="06.residual"                 the answer, with a region from ### BEGIN SOLUTION to ### END SOLUTION
@@ -58,9 +58,10 @@ def read_set(file: Path, whole: bool = True) -> tuple[NotebookNode, list[str]]:
     """The source of a set, and which of its exercises lessons ask for. A whole one has these too, with an answer and a
     check made from the lesson's cell, and its words where the set has none; else a line says where they are."""
     notebook = jupytext.reads(file.read_text(encoding="utf-8"), fmt="py:percent")
-    asked, cells, known = in_lessons(file.parents[1] / "lessons"), [], {}
+    asked, cells, known = in_lessons(file.parents[2] / "lessons"), [], {}
     marks = {cell.metadata.get("exercise") for cell in notebook.cells}
-    for id in (id for id in asked if file.name.startswith(f"{id.split('.')[0]}_") and id not in marks):
+    own = [id for id in asked if file.parent.name.startswith(f"set_{id.split('.')[0]}_")]
+    for id in (id for id in own if id not in marks):
         text = f"## {find(id).title}\n\n{asked[id][2]}"
         notebook.cells.append(nbformat.v4.new_markdown_cell(text, metadata={"exercise": id}))
     for cell in notebook.cells:

@@ -95,7 +95,7 @@ def bars() -> list[str]:
     exercises, solved = everything(), _solved()
     width = max(5, min(20, shutil.get_terminal_size().columns - 51))
     lines = [f"{'set':33}  {'':{width}}  solved  points"]
-    for number, name in [*(file.stem[4:].split("_", 1) for file in sets()), ("all", "")]:
+    for number, name in [*(folder.name[4:].split("_", 1) for folder in sets()), ("all", "")]:
         own = [e for id, e in exercises.items() if number in ("all", id.split(".")[0])]
         done = [e for e in own if e.id in solved]
         bar = "#" * (width * len(done) // len(own))

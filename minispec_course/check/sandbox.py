@@ -42,7 +42,7 @@ STRANGER = 1_000_000_000  # root takes user ids from here on for students: nobod
 SYSTEM = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache")
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).resolve().parent / "pupil/worker.py"
-OURS = "minispec minispec_course course exercises solutions notebooks mine tests benchmarks recipes docs".split()
+OURS = "minispec minispec_course minispec_tools exercises solutions notebooks mine tests docs".split()
 
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
 MOST_BYTES = 4 * 2**20  # of one message from a student's process

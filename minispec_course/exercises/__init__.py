@@ -1,1 +1,6 @@
-"""The exercises, one file a set: eNN.py belongs to course/exercises/NN_name.py. How to define one: exercise.py."""
+"""The exercises, a folder per set. How to define one: exercise.py.
+
+page.py      the source of the set's notebook
+cases.py     of each exercise the right answer, inputs that tell right from wrong, and known wrong answers
+texts.yaml   title, level, minutes, points and hints: what can be read without importing torch
+"""

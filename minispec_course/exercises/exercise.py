@@ -1,7 +1,7 @@
 """What an exercise is, apart from its text: the right answer, inputs that tell right from wrong, known wrong answers.
 
-A set of exercises is one module, named after the source of its notebook: set_06_rejection_sampling.py belongs to
-course/exercises/06_rejection_sampling.py. Titles, levels and hints of all are in facts.yaml. The module says of each
+A set of exercises is one folder, named after its notebook: set_06_rejection_sampling makes 06_rejection_sampling.ipynb.
+Its page.py is the source of the notebook, its texts.yaml has titles, levels and hints, and its cases.py says of each
 
     ACCEPT = exercise("06.accept", reference=accept, cases=[dict(p=probs(0.25, 0.75), q=probs(0.5, 0.5), token=0), …])
 
@@ -83,7 +83,7 @@ REGISTRY: dict[str, Exercise] = {}
 
 
 def exercise(id: str, **parts) -> Exercise:
-    """Define an exercise. Its facts are written in facts.yaml; its wrong solutions follow."""
+    """Define an exercise. Its facts are written in texts.yaml; its wrong solutions follow."""
     made = REGISTRY[id] = Exercise(**vars(facts.find(id)), **parts)
     if made.level not in LEVELS:
         raise ValueError(f"level={made.level!r} of {id}: give one of {', '.join(LEVELS)}")
@@ -94,7 +94,7 @@ def exercise(id: str, **parts) -> Exercise:
 
 def modules(number: str = "") -> list[str]:
     """The module of the set with this number, or those of all sets, in the order of the course."""
-    return [f"{__package__}.{file.stem}" for file in facts.sets(number)]
+    return [f"{__package__}.{folder.name}.cases" for folder in facts.sets(number)]
 
 
 def find(id: str) -> Exercise:

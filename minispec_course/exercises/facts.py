@@ -1,5 +1,5 @@
-"""What an exercise says of itself, read from facts.yaml: importing a set imports torch, which takes seconds, and the
-command line asks for titles, points and hints alone."""
+"""What an exercise says of itself, read from the texts.yaml of its set: importing a set imports torch, which takes
+seconds, and the command line asks for titles, points and hints alone."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -24,15 +24,16 @@ class Facts:
 
 
 def sets(number: str = "") -> list[Path]:
-    """The file of the set with this number, or those of all sets, in the order of the course."""
-    return sorted(FOLDER.glob(f"set_{number}*.py"))
+    """The folder of the set with this number, or those of all sets, in the order of the course."""
+    return [page.parent for page in sorted(FOLDER.glob(f"set_{number}*/page.py"))]
 
 
 @cache
 def everything() -> dict[str, Facts]:
     """All exercises, in the order of the course."""
-    text = (FOLDER / "facts.yaml").read_text(encoding="utf-8")
-    known = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader, known = getattr(yaml, "CSafeLoader", yaml.SafeLoader), {}
+    for folder in sets():
+        known |= yaml.load((folder / "texts.yaml").read_text(encoding="utf-8"), loader)
     return {id: Facts(**{"id": id, "shows": ""} | facts) for id, facts in known.items()}
 
 

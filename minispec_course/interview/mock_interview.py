@@ -215,7 +215,7 @@ def items_of(bank: Bank, level: str, format: str, seed: int) -> list[Item | Code
     if format == "design":
         pools = [[q for q in pools[0] if q.case], [q for q in pools[0] if not q.case]]
     items: list[Item | Code] = []
-    if format == "coding" and (ROOT / "course/exercises").is_dir():  # an installed package has no exercises
+    if format == "coding" and (ROOT / "exercises").is_dir():  # an installed package has no exercises
         items.append(Code(dice.choice(sorted(tasks())), seed))
     items += [Asked(dice.choice(pool), position=level) for pool in pools if pool]
     return items + (derivation(dice, level) if format == "concept" else [])

@@ -128,5 +128,5 @@ def topics(bank: dict[str, Question]) -> list[str]:
 
 def lesson(number: str) -> str:
     """ "02 kv cache", as its file is called."""
-    files = sorted((ROOT / "course/lessons").glob(f"{number}_*.py"))
+    files = sorted((ROOT / "minispec_course/lessons").glob(f"{number}_*.py"))
     return files[0].stem.replace("_", " ") if files else number

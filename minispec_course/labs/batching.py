@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from minispec.drafters import Drafter, name_of
 from minispec.generate import generate
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.measure import Timing, machine, median_time
 from minispec.serving.blocks import BlockPool, PoolStats
 from minispec.serving.engine import Engine

@@ -35,7 +35,7 @@ class CycleParts:
 
     @classmethod
     def recorded(cls) -> CycleParts:
-        """From the result of `python -m benchmarks speculate`, whose cycle is one launch, sampling included."""
+        """From the result of `minispec bench speculate`, whose cycle is one launch, sampling included."""
         result = json.loads(H200.read_text(encoding="utf-8"))
         took, k = {name: timing["median"] for name, timing in result["seconds"].items()}, result["k"]
         draft, verify = k * took["draft, a token"], took["verify pass"]

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from minispec import theory
 from minispec.drafters import DFlashHead, Drafter, EagleHead, EarlyExit
 from minispec.generate import generate
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.measure import Timing, interleaved_times, weight_bytes
 from minispec.output import Output
 from minispec.sequence import Sequence

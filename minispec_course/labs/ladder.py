@@ -25,10 +25,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from minispec import theory
-from minispec.gpu.capture import on_the_device
 from minispec.gpu.decode import FastDecoder, FastSpeculator
-from minispec.gpu.fused import FastTransformer, flash, has_kernels, two_products
-from minispec.load.handle import Model
+from minispec.gpu.graph import on_the_device
+from minispec.gpu.weights import FastTransformer, flash, has_kernels, two_products
+from minispec.load.model import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import interleaved_times, weight_bytes
 from minispec.trace import synchronize
@@ -158,7 +158,7 @@ def climb(
 
 
 def recorded(benchmark: str = "limit") -> dict:
-    """What `python -m benchmarks` recorded on a GPU and the package ships."""
+    """What `minispec bench` recorded on a GPU and the package ships."""
     return json.loads((BENCHMARKS / f"{benchmark}.json").read_text(encoding="utf-8"))
 
 

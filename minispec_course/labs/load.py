@@ -21,7 +21,7 @@ from random import Random
 
 from minispec import theory
 from minispec.drafters import Drafter
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.load.registry import BENCHMARKS
 from minispec.serving.engine import Engine
 
@@ -135,7 +135,7 @@ class Shift:
         return max(answer.arrivals[-1] for answer in self.answers)
 
     def figures(self) -> dict:
-        """As `python -m benchmarks serve` counts them, and the slowest request."""
+        """As `minispec bench serve` counts them, and the slowest request."""
         found, each = summary(self.answers, self.end, {}), [latencies(answer) for answer in self.answers]
         for name in ("ttft", "tpot"):
             found[f"{name}_ms"]["max"] = 1000 * max(one[name] for one in each if one[name] is not None)
@@ -198,7 +198,7 @@ def run_shift(
 
 
 def recorded_servers(name: str = "serve_8b.json") -> dict[str, dict[float, dict]]:
-    """What `python -m benchmarks serve --sweep` recorded on a GPU: server → rate → its figures."""
+    """What `minispec bench serve --sweep` recorded on a GPU: server → rate → its figures."""
     result = json.loads((BENCHMARKS / name).read_text(encoding="utf-8"))
     return {server["server"]: {row["rate"]: row for row in server["results"]} for server in result["servers"]}
 

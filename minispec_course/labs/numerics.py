@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from minispec.drafters.model import DraftModel
 from minispec.generate import generate
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.load.quantize import dequantize, quantize
 from minispec.speculate import speculate
 from minispec.theory import quantized_bytes

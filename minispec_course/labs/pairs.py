@@ -13,7 +13,7 @@ import torch
 
 from minispec.gpu.backend import load
 from minispec.load.folder import build, default_dtype, usable_device
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.load.registry import locate
 from minispec.measure import machine
 from minispec.model import Config, Transformer

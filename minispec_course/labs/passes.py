@@ -13,7 +13,7 @@ from minispec import measure, theory
 from minispec.cpu import machine
 from minispec.drafters.quantized import quantized_copy
 from minispec.load.folder import usable_device
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.load.quantize import to_int8
 from minispec.load.registry import BENCHMARKS
 from minispec.model import Config
@@ -90,7 +90,7 @@ def measure_both(model: Model, tokens: Sequence[int] = (1, 2, 3, 4, 5, 6, 8), co
 
 
 def recorded() -> list[Here]:
-    """The results of `python -m benchmarks verify` that come with the package, each with its date and machine."""
+    """The results of `minispec bench verify` that come with the package, each with its date and machine."""
     results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(BENCHMARKS.glob("*.json"))]
     return [_read(result) for result in results if result.get("benchmark") == "verify"]
 
@@ -167,7 +167,7 @@ class BatchDot:
 
     @classmethod
     def recorded(cls) -> list[BatchDot]:
-        """From the result of `python -m benchmarks batch` that ships: an 8B shape on an H200, after 500 tokens."""
+        """From the result of `minispec bench batch` that ships: an 8B shape on an H200, after 500 tokens."""
         result, dots = json.loads(SPECULATION.read_text(encoding="utf-8")), []
         for row in result["speculation"]["results"]:
             gain = row["speedup"]

@@ -6,7 +6,7 @@ from minispec import theory
 from minispec.load.hf_config import from_hf
 from minispec.load.registry import DATA
 from minispec.model import Config
-from minispec.parallel.scaling import LLAMA_1B, parameters, weights_read
+from minispec_tools.parallel.scaling import LLAMA_1B, parameters, weights_read
 
 from .. import counted as counted
 

@@ -6,7 +6,7 @@
     full batch          many sequences at once, so that a pass has no idle arithmetic left
     wrong kernel        the target's GEMM repacks its weights in every pass of more than one token
 
-Lesson 07 shows the recorded numbers and lets the learner diagnose. `python -m benchmarks slower` makes them anew.
+Lesson 07 shows the recorded numbers and lets the learner diagnose. `minispec bench slower` makes them anew.
 """
 
 from __future__ import annotations

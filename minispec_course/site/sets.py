@@ -26,7 +26,7 @@ LAB = re.compile(r"^(from minispec_course\.check import|.*= reference\().*\n?", 
 
 def read(name: str) -> NotebookNode:
     """A set with what lessons ask for. Nothing on a page checks a function, so the cells that would are left out."""
-    notebook, _ = cells.read_set(ROOT / f"course/exercises/{name}.py")
+    notebook, _ = cells.read_set(ROOT / f"minispec_course/exercises/set_{name}/page.py")
     shown = []
     for cell in notebook.cells:
         id, source = cell.metadata.pop("exercise", None), cell.source

@@ -13,7 +13,7 @@ from pygments.lexers import PythonLexer
 
 from ..build.builder import ROOT
 
-PACKAGES = ("minispec", "minispec_course", "benchmarks", "recipes")
+PACKAGES = ("minispec", "minispec_course", "minispec_tools")
 
 
 @cache

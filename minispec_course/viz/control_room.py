@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from minispec.drafters import Drafter
-from minispec.load.handle import Model
+from minispec.load.model import Model
 
 from ..labs.load import RATES, REQUESTS, Shift, latencies, run_shift
 from .drawing import Axes, Canvas, Drawing

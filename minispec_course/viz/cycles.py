@@ -5,7 +5,7 @@ Everything shown comes from a real run (labs/cycles.py).
 
 from collections.abc import Callable
 
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.output import Output
 from minispec.trace import Cycle
 

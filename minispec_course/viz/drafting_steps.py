@@ -6,7 +6,7 @@ The tokens are those that real drafters proposed; the arrows are how each of the
 from collections.abc import Mapping, Sequence
 
 from minispec.drafters import Drafter
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.speculate import speculate
 
 from .drawing import SOFT, Canvas, say

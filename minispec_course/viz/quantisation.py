@@ -3,7 +3,7 @@
 import numpy as np
 from torch import Tensor
 
-from minispec.load.handle import Model
+from minispec.load.model import Model
 
 from ..labs.numerics import BITS, SCALES, error_of, matrices, round_trip, scale_name
 from .drawing import Axes, Canvas, ticks

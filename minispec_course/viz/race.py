@@ -2,7 +2,7 @@
 
 from html import escape
 
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.output import Output
 
 from .style import PALETTE

@@ -12,8 +12,8 @@ from plotly.colors import sample_colorscale
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import where
+from minispec_tools.demo import Result
 
-from ..demo import Result
 from .drawing import SOFT, Axes, Canvas
 from .panel import Panel, choice, slider
 from .style import PALETTE
@@ -50,7 +50,7 @@ class Dot:
 
     @classmethod
     def recorded(cls) -> Dot:
-        """From the result of `python -m benchmarks speculate` that ships."""
+        """From the result of `minispec bench speculate` that ships."""
         result = json.loads((BENCHMARKS / "speculate.json").read_text(encoding="utf-8"))
         where = result["machine"]["gpus"][0]["name"].removeprefix("NVIDIA ")
         numbers = (result[key] for key in ("acceptance", "k", "c", "v", "speedup"))

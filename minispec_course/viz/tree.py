@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from minispec.drafters.medusa import Medusa, MedusaHeads
-from minispec.load.handle import Model
+from minispec.load.model import Model
 from minispec.output import Output
 from minispec.speculate import speculate
 from minispec.trace import Cycle

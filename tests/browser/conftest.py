@@ -148,7 +148,7 @@ def jupyter(chromium, home):
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, home / "root" / file.name)
-    settings = json.loads((ROOT / "course/jupyterlab/overrides.json").read_text(encoding="utf-8"))
+    settings = json.loads((ROOT / "minispec_course/jupyterlab/overrides.json").read_text(encoding="utf-8"))
     settings["@jupyterlab/notebook-extension:tracker"] = {"windowingMode": "none"}
     (home / "settings").mkdir()
     (home / "settings/overrides.json").write_text(json.dumps(settings), encoding="utf-8")

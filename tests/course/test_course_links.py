@@ -15,10 +15,9 @@ from minispec_course import interview
 from minispec_course.build.spoilers import SPOILER, is_spoiler
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
-EXERCISES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
+LESSONS = sorted((ROOT / "minispec_course/lessons").glob("[!_]*.py"))
+EXERCISES = sorted((ROOT / "minispec_course/exercises").glob("set_*/page.py"))
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
-BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises": ROOT / "exercises"}
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 TOP = re.compile(r"^\*Time:\* \d+ minutes[^·]* · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
 ENDING = ["In production", "Check yourself", "Read the papers", "Next"]
@@ -47,7 +46,9 @@ def links(text: str) -> list[tuple[str, str]]:
 
 def home(file: Path) -> Path:
     """The folder that a page's links start from."""
-    return BUILT.get(file.parent, file.parent)
+    if file.name == "page.py":
+        return ROOT / "exercises"
+    return ROOT / "notebooks" if file.parent.name == "lessons" else file.parent
 
 
 def anchors(text: str) -> set[str]:

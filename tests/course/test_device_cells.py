@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jupytext
 
-LESSONS = sorted((Path(__file__).resolve().parents[2] / "course/lessons").glob("[!_]*.py"))
+LESSONS = sorted((Path(__file__).resolve().parents[2] / "minispec_course/lessons").glob("[!_]*.py"))
 SOURCES = {"course_pair", "device", "measure_here", "where"}  # `ms.device` is an attribute of that name
 IGNORED = "nbval-ignore-output"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ahead import BESIDE, costs
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
 from minispec_course.build.spoilers import uncovered
 from minispec_course.labs.load import ALPHA, REQUESTS
 from minispec_course.labs.presets import SHAPES, weights_read
+from minispec_tools.bench.ahead import BESIDE, costs
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
@@ -40,7 +40,7 @@ LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 
 
 def ttft(file: Path, rate: float, share: str, server: str = "smollm2:eagle") -> float:
-    """The time to first token that `python -m benchmarks serve` recorded, in ms."""
+    """The time to first token that `minispec bench serve` recorded, in ms."""
     [served] = [each for each in json.loads(file.read_text(encoding="utf-8"))["servers"] if each["server"] == server]
     [result] = [result for result in served["results"] if result["rate"] == rate]
     return result["ttft_ms"][share]

@@ -13,9 +13,9 @@ from minispec.drafters import DFlash, DFlashHead
 from minispec.model import rope_at, rotate
 from minispec.sequence import Sequence
 from minispec.tree import best_tree, depths, from_candidates, path_to
-from recipes import dflash as training
-from recipes.corpus import Corpus
-from recipes.lessons import Batch, Lessons
+from minispec_tools.train import dflash as training
+from minispec_tools.train.corpus import Corpus
+from minispec_tools.train.lessons import Batch, Lessons
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from minispec.cpu import fused
 from minispec.drafters import Eagle, EagleHead, growth
 from minispec.drafters.eagle import Form
 from minispec.sequence import Sequence
-from recipes import eagle as training
+from minispec_tools.train import eagle as training
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 

@@ -11,9 +11,9 @@ import minispec as ms
 from minispec.drafters import DFlash2, DFlash2Head, DSpark, DSparkHead
 from minispec.load.heads_dflash import write_dflash
 from minispec.sequence import Sequence
-from recipes import pairs as training
-from recipes.corpus import Corpus
-from recipes.lessons import Lessons
+from minispec_tools.train import pairs as training
+from minispec_tools.train.corpus import Corpus
+from minispec_tools.train.lessons import Lessons
 
 TEXTS = [[7], [7, 1], [3, 1, 4, 1, 5, 9, 2, 6]]
 

@@ -61,7 +61,7 @@ def test_heads_that_do_not_belong_to_the_target(tiny, make_model, tmp_path):
     other, deeper = make_model(hidden_size=16), make_model(num_layers=3)
     kinds = {"medusa": (D.Medusa, D.MedusaHeads), "eagle": (D.Eagle, random_eagle), "mtp": (D.MTP, random_mtp)}
     for kind, (drafter, heads) in kinds.items():
-        with pytest.raises(ValueError, match=f"no {kind} heads ship.*python -m recipes {kind}"):
+        with pytest.raises(ValueError, match=f"no {kind} heads ship.*minispec train {kind}"):
             drafter(tiny)
         with pytest.raises(ValueError, match="has no config.json"):
             drafter(tiny, tmp_path)

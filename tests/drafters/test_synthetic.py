@@ -7,8 +7,8 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.cli import options
 from minispec.drafters import by_name
+from minispec_tools.cli import options
 
 
 @pytest.fixture

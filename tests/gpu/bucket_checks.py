@@ -1,4 +1,4 @@
-"""Checks that the engine's passes in fixed shapes (buckets.py) are its passes: same logits, states, memory and texts.
+"""Checks that the engine's passes in fixed shapes (passes.py) are its passes: same logits, states, memory and texts.
 
 test_buckets.py runs them on the CPU, where a capture just does its work. On a GPU, without pytest:
 
@@ -19,8 +19,8 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.gpu import draft_memory
-from minispec.gpu import fused as graphs
-from minispec.gpu.buckets import Buckets, rows_of, tokens_of
+from minispec.gpu import weights as graphs
+from minispec.gpu.passes import Buckets, rows_of, tokens_of
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import Scratch, mask_and_offsets
 

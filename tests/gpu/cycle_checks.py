@@ -19,7 +19,7 @@ import minispec as ms
 from minispec.drafters import DRAFTERS, by_name
 from minispec.drafters.eagle import Form
 from minispec.gpu.backend import CapturedSpeculator, Hosted
-from minispec.gpu.fused import FastTransformer
+from minispec.gpu.weights import FastTransformer
 from minispec.trace import Cycle
 from minispec.tree import Draft
 

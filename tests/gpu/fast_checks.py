@@ -1,4 +1,4 @@
-"""Checks that decoding in fixed shapes (fused.py, decode.py, backend.py) is decoding: logits, tokens, distributions.
+"""Checks that decoding in fixed shapes (weights.py, decode.py, backend.py) is decoding: logits, tokens, distributions.
 
 test_fast.py runs them on the CPU, where a launch just does its work. On a GPU, where it replays a capture, without
 pytest:
@@ -18,9 +18,9 @@ from tiny_models import blurred, random_model
 
 import minispec as ms
 from minispec.gpu import backend as fast
-from minispec.gpu.capture import Captured
 from minispec.gpu.decode import FastDecoder, FastSpeculator
-from minispec.gpu.fused import FastTransformer
+from minispec.gpu.graph import Captured
+from minispec.gpu.weights import FastTransformer
 from minispec.model import RopeScaling
 
 PROMPTS = ([3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18])

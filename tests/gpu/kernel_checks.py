@@ -27,11 +27,11 @@ from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors
 from minispec.gpu import attention as fd
-from minispec.gpu import decode, fused, heads, pages
-from minispec.gpu import products as sk
-from minispec.gpu import tree_kernels as tk
+from minispec.gpu import decode, heads, vocab, weights
+from minispec.gpu import gemm as sk
+from minispec.gpu import trees as tk
 from minispec.gpu.decode import TreeSpeculator
-from minispec.gpu.fused import FastTransformer, Weights, norm, turn
+from minispec.gpu.weights import FastTransformer, Weights, norm, turn
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.verify import greedy
@@ -228,7 +228,7 @@ def product(tokens, rows, width, dtype=torch.float32, norm=False, swiglu=False, 
     if "gain" in asked:
         (found, half), (expected, half_expected) = found, expected
         if isinstance(half, torch.Tensor):  # programs shared sums
-            close(half, fused.norm(expected, exact["gain"], 1e-5), dtype)
+            close(half, weights.norm(expected, exact["gain"], 1e-5), dtype)
         else:
             assert half.x.shape == expected.shape and half.squares.dtype == torch.float32
             close(half.x, half_expected.x, dtype)
@@ -343,15 +343,15 @@ def check_softmax() -> None:
         x[0, 1, 0] = 1.0
         for temperature in (0.3, 2.5):
             expected = (x.float() / temperature).softmax(-1)
-            torch.testing.assert_close(pages.softmax(x, number(temperature)), expected, rtol=2e-6, atol=1e-9)
+            torch.testing.assert_close(vocab.softmax(x, number(temperature)), expected, rtol=2e-6, atol=1e-9)
     strided = randn(2, 4, 1500)[:, 1]
-    torch.testing.assert_close(pages.softmax(strided, number(1.0)), strided.softmax(-1))
+    torch.testing.assert_close(vocab.softmax(strided, number(1.0)), strided.softmax(-1))
     for wrong, place in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
         x = randn(2, 3000)
         x[1, place] = wrong
-        p = pages.softmax(x, number(1.0))
+        p = vocab.softmax(x, number(1.0))
         assert bool(p[1].isnan().all()) and bool(p[0].isfinite().all())
-        assert not bool(pages.whole(p)) and bool(pages.whole(p[:1]))
+        assert not bool(vocab.whole(p)) and bool(vocab.whole(p[:1]))
 
 
 def check_pick() -> None:
@@ -368,12 +368,12 @@ def check_pick() -> None:
             u, totals = u.to(DEVICE), p.double().cumsum(-1)
             expected = torch.searchsorted(totals, u[:, None] * totals[:, -1:], right=True)[:, 0]
             last = torch.where(p > 0, torch.arange(V, device=DEVICE), 0).amax(-1)
-            assert torch.equal(pages.pick(p, u), torch.minimum(expected, last)), V
+            assert torch.equal(vocab.pick(p, u), torch.minimum(expected, last)), V
     rows = 4 if FEW else 64
     p = (4 * randn(rows, 3000)).softmax(-1)
     p[:, 1024:] = 0  # pages without anything: no rounding lands on an impossible token
     for u in cases([1 - 2**-53, 1 - 2**-30, 0.999999]):
-        token = pages.pick(p, torch.full((rows,), u, dtype=torch.float64, device=DEVICE))
+        token = vocab.pick(p, torch.full((rows,), u, dtype=torch.float64, device=DEVICE))
         assert bool((p.gather(1, token[:, None]) > 0).all())
 
 
@@ -570,9 +570,9 @@ def check_cycles() -> None:
     for name, drafter, sampling in cases(made):
         in_torch = tree_decoder(target, drafter, sampling, lean=False)
         with ExitStack() as stack:
-            for module in (fused, decode):
+            for module in (weights, decode):
                 stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: True))
-            stack.enter_context(patch.object(fused, "best_attention", lambda device, dtype: fused.flash))
+            stack.enter_context(patch.object(weights, "best_attention", lambda device, dtype: weights.flash))
             acted = tree_decoder(target, drafter, sampling, lean=True)
             assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
             acted.launch(2)

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
+LESSONS = sorted((ROOT / "minispec_course/lessons").glob("[!_]*.py"))
 NEEDS = {"12": "numba", "15": "llguidance", "17": "jupytext"}  # lessons that need more: skipped where it is missing
 
 

@@ -24,7 +24,7 @@ from fast_checks import run_on_the_gpu, slow
 
 import minispec as ms
 from minispec.drafters import DRAFTERS, by_name
-from minispec.gpu.capture import Captured
+from minispec.gpu.graph import Captured
 
 FEW, SOAK, CUDA = "--few" in sys.argv, "--soak" in sys.argv, torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -16,8 +16,8 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.gpu import attention as fd
-from minispec.gpu import fused as graphs
-from minispec.gpu.capture import on_the_device
+from minispec.gpu import weights as graphs
+from minispec.gpu.graph import on_the_device
 from minispec.gpu.ragged import RaggedPasses, Shape
 from minispec.serving.paged import PagedKVCache
 from minispec.tree import verify_mask

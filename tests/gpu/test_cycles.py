@@ -6,8 +6,8 @@ import pytest
 
 import minispec as ms
 from minispec.gpu.decode import TreeSpeculator
-from minispec.gpu.fused import FastTransformer
 from minispec.gpu.heads import on_device
+from minispec.gpu.weights import FastTransformer
 
 pytestmark = pytest.mark.slow
 

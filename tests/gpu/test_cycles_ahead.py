@@ -9,8 +9,8 @@ import torch
 from ahead_checks import KINDS, SCENES, Script, as_generated, check, model, prompts
 from test_fast import NoLooking
 
-from minispec.gpu.buckets import Buckets
-from minispec.gpu.engine_heads import DraftsForMany, Launch
+from minispec.gpu.drafts import DraftsForMany, Launch
+from minispec.gpu.passes import Buckets
 from minispec.gpu.ragged import RaggedPasses
 
 pytestmark = pytest.mark.slow

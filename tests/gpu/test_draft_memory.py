@@ -10,10 +10,10 @@ from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
 from tiny_models import random_model
 
 import minispec as ms
-from benchmarks.slower import with_wrong_kernel
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.draft_memory import PagedMemory
 from minispec.sequence import Sequence
+from minispec_tools.bench.slower import with_wrong_kernel
 
 pytestmark = pytest.mark.slow
 

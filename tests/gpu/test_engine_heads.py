@@ -13,9 +13,9 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters.base import FOR_MANY
-from minispec.gpu import engine_heads
-from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
-from minispec.gpu.runner import CapturedRunner
+from minispec.gpu import drafts
+from minispec.gpu.captured_runner import CapturedRunner
+from minispec.gpu.drafts import DraftsForMany, Launch, MedusaForMany
 from minispec.sequence import Sequence, next_id
 from minispec.tree import cut
 
@@ -65,7 +65,7 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
     endless = ms.Model("endless", target.transformer)
     for model, blocks in ((target, 90), (endless, 24)):
         usual, _ = texts(model, None, False, asks(), num_blocks=blocks)
-        with patch.multiple(engine_heads, ROWS=2, TOKENS=16), MonkeyPatch.context() as monkeypatch:
+        with patch.multiple(drafts, ROWS=2, TOKENS=16), MonkeyPatch.context() as monkeypatch:
             drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), monkeypatch)
             found, engine = texts(model, drafter, True, asks(), num_blocks=blocks, **options)
         errors = [job.error for job in engine.outputs.values() if job.error]
@@ -154,7 +154,7 @@ def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, mon
     """By one captured pass, or few; longer ones by ordinary passes, each alone. The drafts are the same."""
     seen, right = [], DraftsForMany._early
     monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
-    monkeypatch.setattr(engine_heads, "EARLY", most)
+    monkeypatch.setattr(drafts, "EARLY", most)
     target = ms.Model("endless", pair("cpu", torch.float64)[0].transformer)
     beside = Beside(KINDS["eagle"](target), monkeypatch)
     engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)

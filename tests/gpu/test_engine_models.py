@@ -8,9 +8,9 @@ from fast_checks import pair
 from tiny_models import random_model
 
 import minispec as ms
+from minispec.gpu.captured_runner import CapturedRunner
+from minispec.gpu.chains import ChainLaunch, ModelForMany
 from minispec.gpu.draft_memory import PagedMemory
-from minispec.gpu.engine_models import ChainLaunch, ModelForMany
-from minispec.gpu.runner import CapturedRunner
 
 pytestmark = pytest.mark.slow
 

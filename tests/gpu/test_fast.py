@@ -11,13 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minispec as ms
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
-from minispec.gpu import fused as graphs
-from minispec.gpu import products as skinny
+from minispec.gpu import gemm as skinny
+from minispec.gpu import weights as graphs
 from minispec.gpu.decode import FastDecoder, FastSpeculator, TreeSpeculator
-from minispec.gpu.fused import FastTransformer
 from minispec.gpu.heads import on_device
+from minispec.gpu.weights import FastTransformer
 from minispec.measure import plain_speed, verify_curve
-from minispec_course.demo import demo
+from minispec_tools.demo import demo
 
 pytestmark = pytest.mark.slow
 

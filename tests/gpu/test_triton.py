@@ -17,10 +17,10 @@ from packaging.version import Version
 from tiny_models import random_model
 
 from minispec.gpu import attention as fd
-from minispec.gpu import buckets, fused, pages
-from minispec.gpu import products as sk
-from minispec.gpu import tree_kernels as tk
-from minispec.gpu.fused import FastTransformer
+from minispec.gpu import gemm as sk
+from minispec.gpu import passes, vocab, weights
+from minispec.gpu import trees as tk
+from minispec.gpu.weights import FastTransformer
 
 HALF, SINGLE, BFLOAT = torch.float16, torch.float32, torch.bfloat16
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -71,7 +71,7 @@ class Recorder:
 KERNELS = [
     *((fd, name) for name in ("_attend_split", "_merge_splits")),
     *((sk, name) for name in ("_product", "_turn", "_add_norm", "_gated")),
-    *((pages, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")),
+    *((vocab, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")),
     *((tk, name) for name in "_best_on_page _best_of_pages _level _prune _enter _stream _laid_out _walk".split()),
     *((tk, name) for name in ("_commit", "_move", "_best_page", "_best_row")),
 ]
@@ -87,7 +87,7 @@ def on(gpu, sms: int = 132):
         recorders = {name: Recorder() for name in REAL}
         for module, name in KERNELS:
             patch.setattr(module, name, recorders[name])
-        for module in (fd, sk, pages, tk):
+        for module in (fd, sk, vocab, tk):
             patch.setattr(module, "unavailable", lambda device: None)
         for module in (fd, sk):
             patch.setattr(module, "card", lambda device: fd.Card(sms, LIMITS[gpu] * fd.KIB))
@@ -149,7 +149,7 @@ def small_launches(dtype) -> list[tuple]:
         tk.move(memory, memory, path, added)
         sk.turn_and_store(some(B, 5, 15 * 64), some(64, 1, 64), some(64, 1, 64), places, *memory, whole(B, 1), places)
         numbers = torch.zeros(1, dtype=torch.float64)
-        pages.pick(pages.softmax(torch.zeros(1, 128256, dtype=HALF), numbers[0]), numbers)
+        vocab.pick(vocab.softmax(torch.zeros(1, 128256, dtype=HALF), numbers[0]), numbers)
     return [(name, launch) for name, recorder in recorders.items() for launch in recorder.calls[-2:]]
 
 
@@ -281,11 +281,11 @@ def test_who_runs_the_kernels(gpus, monkeypatch):
         for device, dtype in product((T4, A100, torch.device("cpu")), (*fd.DTYPES, torch.float64)):
             kernel = device == A100 and dtype != torch.float64
             assert fd.kernels_run(device, dtype) == kernel
-            assert (fused.best_attention(device, dtype) is fused.flash) == kernel
-            assert (buckets.best_attention(device, dtype) is fd.flash_decode_paged) == kernel
+            assert (weights.best_attention(device, dtype) is weights.flash) == kernel
+            assert (passes.best_attention(device, dtype) is fd.flash_decode_paged) == kernel
     monkeypatch.setattr(fd, "_told", [])
     with pytest.warns(UserWarning, match="slower") as warned:  # once
-        for best in (fused.best_attention, buckets.best_attention, fused.best_attention):
+        for best in (weights.best_attention, passes.best_attention, weights.best_attention):
             best(T4, HALF)
     assert len(warned) == 1
     monkeypatch.setattr(torch.version, "hip", "7.0")

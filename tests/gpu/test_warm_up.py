@@ -12,7 +12,7 @@ from fast_checks import pair
 
 import minispec as ms
 from minispec.drafters import Draft
-from minispec.gpu import capture
+from minispec.gpu import graph
 from minispec.serving.warm_up import warm_up
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,8 @@ DRAFTERS: dict[str, Callable[[ms.Model], D.Drafter | None]] = {
 @pytest.fixture
 def captured(monkeypatch) -> list:
     """One entry for each thing that a GPU would have captured."""
-    made, usual = [], capture.Captured.__init__
-    monkeypatch.setattr(capture.Captured, "__init__", lambda self, *args: (made.append(1), usual(self, *args))[1])
+    made, usual = [], graph.Captured.__init__
+    monkeypatch.setattr(graph.Captured, "__init__", lambda self, *args: (made.append(1), usual(self, *args))[1])
     return made
 
 

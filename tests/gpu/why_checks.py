@@ -23,18 +23,18 @@ from threading import Thread
 import torch
 
 import minispec as ms
-from benchmarks.client import Endpoint
-from benchmarks.serve import numbered
-from benchmarks.shapes import SHAPES, prompt_of, random_pair
-from benchmarks.slower import set_up
-from minispec.cli import main
 from minispec.gpu.backend import load
-from minispec.server.app import make_app
-from minispec.server.process import address, listen, make_server
 from minispec.serving import engine as engines
 from minispec.trace import Trace, synchronize
 from minispec_course.labs.batching import endless
 from minispec_course.labs.pairs import STORIES
+from minispec_tools.bench.client import Endpoint
+from minispec_tools.bench.serve import numbered
+from minispec_tools.bench.shapes import SHAPES, prompt_of, random_pair
+from minispec_tools.bench.slower import set_up
+from minispec_tools.cli import main
+from minispec_tools.serve.app import make_app
+from minispec_tools.serve.process import address, listen, make_server
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -4,7 +4,7 @@ import pytest
 from engine_checks import assert_idle, check_hidden, check_paused, pair, serve
 
 import minispec as ms
-from minispec.gpu.buckets import Buckets
+from minispec.gpu.passes import Buckets
 
 
 class Count:

@@ -41,7 +41,7 @@ print("the answer is 42")
 def built(tmp_path_factory):
     """A repository with one lesson, built."""
     root = tmp_path_factory.mktemp("course")
-    source = root / "course/lessons/01_lesson.py"
+    source = root / "minispec_course/lessons/01_lesson.py"
     source.parent.mkdir(parents=True)
     source.write_text(LESSON, encoding="utf-8")
     assert [job.name for job in builder.build(root=root)] == ["01_lesson"]
@@ -55,7 +55,7 @@ def repository(built, tmp_path):
 
 
 def source_of(root):
-    return root / "course/lessons/01_lesson.py"
+    return root / "minispec_course/lessons/01_lesson.py"
 
 
 def notebook_of(root):

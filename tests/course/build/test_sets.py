@@ -3,12 +3,12 @@
 import nbformat
 import pytest
 
-from minispec import cli
 from minispec_course.build import builder, cells
 from minispec_course.check import progress
 from minispec_course.exercises.exercise import everything
+from minispec_tools import cli
 
-LESSONS = sorted((builder.ROOT / "course/lessons").glob("[!_]*.py"))
+LESSONS = sorted((builder.ROOT / "minispec_course/lessons").glob("[!_]*.py"))
 SOURCE = '''\
 # %% [markdown]
 # # A set
@@ -44,7 +44,7 @@ def both(tmp_path):
     """Composes the notebooks of a source, {"exercise": …, "solution": …}, in a repository of its own."""
 
     def compose(source: str = SOURCE) -> dict[str, nbformat.NotebookNode]:
-        file = tmp_path / "course/exercises/06_set.py"
+        file = tmp_path / "minispec_course/exercises/set_06_set/page.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(source, encoding="utf-8")
         return {job.kind: builder.compose(job) for job in builder.jobs(root=tmp_path)}
@@ -85,7 +85,7 @@ def test_a_mistake_in_the_source_publishes_nothing(both):
 
 def test_what_a_lesson_asks_for_is_in_no_set_but_in_classes_and_exams(both, tmp_path, monkeypatch):
     text, answer = SOURCE.split('# %% exercise="06.accept"\n')[:2]
-    lesson = tmp_path / "course/lessons/06_lesson.py"
+    lesson = tmp_path / "minispec_course/lessons/06_lesson.py"
     lesson.parent.mkdir(parents=True)
     lesson.write_text(f'# %%\n@yours("06.accept")\n{answer}', encoding="utf-8")
     made = both(text)
@@ -109,10 +109,10 @@ def test_what_a_lesson_asks_for_is_in_no_set_but_in_classes_and_exams(both, tmp_
 def test_every_answer_stands_in_the_course_once():
     asked = [id for file in LESSONS for id in cells.YOURS.findall(file.read_text(encoding="utf-8"))]
     assert len(asked) == len(set(asked)) and set(asked) <= everything().keys()
-    for file in (builder.ROOT / "course/exercises").glob("[!_]*.py"):
+    for file in (builder.ROOT / "minispec_course/exercises").glob("set_*/page.py"):
         text = file.read_text(encoding="utf-8")
         twice = [id for id in asked if f'# %% exercise="{id}"' in text]
-        assert not twice, f"lessons ask for {twice}: leave only the text of these in {file.name}"
+        assert not twice, f"lessons ask for {twice}: leave only the text of these in {file.parent.name}"
 
 
 @pytest.mark.slow

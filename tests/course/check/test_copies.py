@@ -110,7 +110,7 @@ def test_commands_find_the_notebook_that_its_reader_writes_in(root):
 
 
 def test_reset_renews_the_copy_and_keeps_the_attempt(root, monkeypatch):
-    source = root / "course/exercises/06_sets.py"
+    source = root / "minispec_course/exercises/set_06_sets/page.py"
     source.parent.mkdir(parents=True)
     source.write_text("# %% [markdown]\n# # Sets\n# [doc](../docs/a.md)\n", encoding="utf-8")
     yours, stored = change(mine(root, SET)), (root / SET).read_bytes()

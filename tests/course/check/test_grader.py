@@ -27,7 +27,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutants.exercises import WRONG_ANSWERS
 
-from minispec.cli import main
 from minispec_course.check import grade as grading
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
 from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret
@@ -36,6 +35,7 @@ from minispec_course.check.report import UNGRADED, Result, mistakes, summary, wr
 from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery, allowed, use
 from minispec_course.exercises.exercise import Number, everything, find
 from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
+from minispec_tools.cli import main
 
 # ---- plain data -----------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     (tmp_path / "in").mkdir()
     expected = make_class(tmp_path / "in", size)
     options = "grade in --sets 06 --workers 2 --seconds 4 --out grades.csv --html report".split()
-    command = [sys.executable, "-c", "import sys; from minispec.cli import main; sys.exit(main())", *options]
+    command = [sys.executable, "-c", "import sys; from minispec_tools.cli import main; sys.exit(main())", *options]
     journal = tmp_path / "grades.journal.jsonl"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_kept_is_theirs_here_and_ours_later(capsys):
 
 # ---- every lesson ----------------------------------------------------------------------------------------------------
 
-ASKED = in_lessons(builder.ROOT / "course/lessons")  # id → the lesson, and its cell there
+ASKED = in_lessons(builder.ROOT / "minispec_course/lessons")  # id → the lesson, and its cell there
 LESSONS = sorted({lesson for lesson, *_ in ASKED.values()})
 
 

@@ -12,11 +12,12 @@ from minispec_course.build import builder
 from minispec_course.exercises.exercise import find
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = {file.stem.split("_")[0]: file for file in sorted((ROOT / "course/exercises").glob("[!_]*.py"))}
+PAGES = sorted((ROOT / "minispec_course/exercises").glob("set_*/page.py"))
+SOURCES = {builder.name_of(page).split("_")[0]: page for page in PAGES}
 
 
 def notebook(folder: str, number: str) -> nbformat.NotebookNode:
-    [job] = [job for job in builder.jobs([SOURCES[number].stem]) if f"{job.kind}s" == folder]
+    [job] = [job for job in builder.jobs([builder.name_of(SOURCES[number])]) if f"{job.kind}s" == folder]
     return builder.compose(job, whole=True)
 
 

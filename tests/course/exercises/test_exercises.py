@@ -1,6 +1,6 @@
 """Every exercise: the reference passes, named mistakes are named at the first try, the notebooks keep their promises.
 
-A set that is added to course/exercises is tested here without a line more.
+A set that is added to minispec_course/exercises is tested here without a line more.
 """
 
 from __future__ import annotations  # cells that run here inherit it: a stub may name what its set does not import
@@ -45,10 +45,10 @@ def test_the_definitions_are_complete():
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
 
 
-def test_a_set_is_one_module_named_like_its_notebook():
+def test_a_set_is_one_folder_named_like_its_notebook():
     for number, source in SOURCES.items():
         [module] = modules(f"{number}_")
-        assert module.endswith(f".set_{source.stem}")
+        assert module.endswith(f".{source.parent.name}.cases")
         assert import_module(module).__doc__.startswith(f"Set {number}, ")
 
 
@@ -56,7 +56,8 @@ def test_finding_an_exercise_imports_its_set_alone():
     code = "import sys; from minispec_course.exercises.exercise import find; find('01.ridge');"
     code += "print(*(name for name in sys.modules if '.exercises.set_' in name))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["minispec_course.exercises.set_01_why_decoding_is_slow"]
+    module = "minispec_course.exercises.set_01_why_decoding_is_slow"
+    assert ran.stdout.split() == [module, f"{module}.cases"]
 
 
 @pytest.mark.slow
@@ -135,7 +136,7 @@ def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
             exec(compile(cell.source, cell.id, "exec"), names)
         if (own := cell.metadata.get("minispec", {})).get("role") == "check":
             assert out.getvalue().startswith(f"{own['exercise']}: not attempted")
-    stored = nbformat.read(builder.ROOT / f"solutions/{SOURCES[number].stem}.ipynb", as_version=4)
+    stored = nbformat.read(builder.ROOT / f"solutions/{builder.name_of(SOURCES[number])}.ipynb", as_version=4)
     for id, cell in cells_of(stored, "check").items():
         kept = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         assert kept.startswith(f"{id}: right") and "nbval-ignore-output" not in cell.metadata.get("tags", [])

@@ -14,7 +14,7 @@ from minispec_course.exercises.exercise import everything, find
 
 def test_every_exercise_has_stored_answers():
     missing = everything().keys() - {answer.exercise for answer in ANSWERS}
-    lessons = [file.read_text(encoding="utf-8") for file in (ROOT / "course/lessons").glob("*.py")]
+    lessons = [file.read_text(encoding="utf-8") for file in (ROOT / "minispec_course/lessons").glob("*.py")]
     assert all(any(f'@yours("{id}")' in text for text in lessons) for id in missing)  # people write these in a lesson
     assert sum(not answer.right for answer in ANSWERS) > 1800 and sum(answer.right for answer in ANSWERS) > 340
 

@@ -14,11 +14,11 @@ import yaml
 from interview_checks import problems
 
 from minispec import theory, verify
-from minispec.cli import main
 from minispec_course.interview import BankError, cards, fresh, load, sheets, topics
 from minispec_course.interview.expressions import evaluate, readings
 from minispec_course.interview.question import Number
 from minispec_course.interview.questions import FOLDER, read_file, read_yaml
+from minispec_tools.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
 BANK = {question.id: question for file in sorted((FOLDER / "bank").glob("*.yaml")) for question in read_file(file)}

@@ -253,7 +253,7 @@ def test_the_commands(run, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 20))
     code, said_so, err = run("mock", "--resume")
     assert (code, err) == (0, "") and "L4 experience" in said_so and records()[0][1]["finished"]
-    monkeypatch.setattr("minispec_course.commands.ROOT", tmp_path)
+    monkeypatch.setattr("minispec_tools.cli.course.ROOT", tmp_path)
     code, said_so, _ = run("progress")
     assert code == 0 and trend()[0] in said_so
     for wrong in (["--resume"], ["--judge", "http://localhost:1/v1"], ["--out", tmp_path]):

@@ -100,7 +100,7 @@ def test_names_lead_to_the_lines_that_define_them():
 
 
 def test_links_of_the_lessons_point_at_lines():
-    for file in (ROOT / "course/lessons").glob("*.py"):
+    for file in (ROOT / "minispec_course/lessons").glob("*.py"):
         assert "](../minispec" not in sources.point_at_lines(file.read_text(encoding="utf-8")), file
     there = sources.point_at_lines("[`speedup`](../minispec/theory.py)")
     assert re.fullmatch(r"\[`speedup`\]\(src:minispec/theory.py#L\d+\)", there)

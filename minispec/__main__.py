@@ -1,7 +1,0 @@
-"""`python -m minispec` is the command `minispec`."""
-
-import sys
-
-from .cli import main
-
-sys.exit(main())

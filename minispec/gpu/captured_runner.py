@@ -1,0 +1,280 @@
+"""An engine's steps on a GPU: captured passes, drafts that stay on the device, and work launched before its step comes.
+
+The requests that process no prompt, which is most of them in most steps, have a pass of fixed shape to themselves,
+captured and started by one launch (passes.py). That saves far more than it costs to read the weights once more for the
+others.
+
+As long as the same requests go on decoding, the next pass need not wait for the host: the tokens are on the device
+already, so the pass after this one is launched before the sync, and its own sync is in the next step. With a drafter
+that holds for steps in which nobody drafts. Drafts that the device makes stay there, too: the pass over them is
+launched right after, and for greedy requests the whole next cycle after it (drafts.py, chains.py).
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..drafters.base import Drafter
+from ..load.model import Model
+from ..sequence import Sequence
+from ..serving.blocks import BlockPool
+from ..serving.runner import Results, Runner, prune, ran
+from ..serving.scheduler import Step, Turn
+from .drafts import Cycles, DraftsForMany, Launch
+from .passes import rows_of
+
+
+def decodes(turn: Turn) -> bool:
+    """It processes its last token and what was drafted after it: no prompt."""
+    return turn.count == 1 and turn.emits
+
+
+@dataclass(eq=False)
+class Ahead:
+    """A pass that was launched before its step has come; of a cycle, after a draft of its own."""
+
+    rows: list[Turn | None]  # whom it was launched for: their turns in the pass before; None: ended before that
+    starts: dict[Sequence, int]  # where each goes on, once the host knows that
+    drafted: set[Sequence] = field(default_factory=set)  # those that were drafted for in the pass before, and are now
+    launch: Launch | None = None  # of the drafter; None: a plain pass
+    results: Results | None = None  # None: it has failed on its way
+
+
+class CapturedRunner(Runner):
+    """The same steps by captured passes where there are any, and ahead of the host where it need not be asked."""
+
+    def __init__(
+        self, target: Model, drafter: Drafter | None, pool: BlockPool, rule: str, max_num_seqs: int, most_nodes: int
+    ):
+        most = most_nodes + drafter.scratch_slots if drafter else 0  # tokens beside the certain one
+        self.sizes = max_num_seqs, most
+        super().__init__(target, drafter, pool, rule)
+        if drafter:
+            drafter.capture()
+            if drafter.captured is not None:
+                drafter.captured.reserve(max_num_seqs, pool.max_tokens)
+        self.pending = None  # drafts of this step that are on the device (drafts.py) …
+        self.drafting: list[Turn] = []  # … and whose they are
+        self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
+        self.ahead: Ahead | None = None  # what is under way: for the next step, and from `begin` to `forward` for this
+        self.runs_ahead = True  # whether there may be any
+        made_here = drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany)
+        self.cycles = Cycles(drafter.captured, self.buckets) if made_here else None  # None: only plain passes
+
+    def new_cache(self):
+        blocks = self.pool.num_blocks, self.pool.block_size
+        self.buckets = self.target.capturer().serve(*blocks, *self.sizes, self.hidden_layers)
+        return self.buckets.cache
+
+    def begin(self, turns: list[Turn]) -> None:
+        """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
+        self.latest = self.pending = None
+        if self.ahead is None:
+            return
+        decoding = [turn for turn in turns if decodes(turn)]
+        rows = self.rows_ahead(decoding)
+        if rows is None:
+            self.drop()
+            return
+        for turn, row in zip(decoding, rows, strict=True):
+            turn.row = row
+        if self.ahead.launch:
+            for turn in decoding:
+                turn.share = self.ahead.rows[turn.row].share
+            self.drafting = [turn for turn in decoding if turn.draft_length]
+            self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], self.ahead.launch)
+            for turn in self.drafting:
+                turn.asked = True
+                turn.sequence.shown()  # on the device
+
+    def rows_ahead(self, turns: list[Turn]) -> list[int] | None:
+        """The rows of these turns in the pass that was launched ahead; None: it was launched for others. Those that
+        have ended since may be missing."""
+        ahead = self.ahead
+        if ahead.results is None or not turns:
+            return None
+        row_of = {turn.sequence: row for row, turn in enumerate(ahead.rows) if turn}
+        rows = [row_of.get(turn.sequence) for turn in turns]
+        starts = ahead.starts
+        if None in rows or [turn.start for turn in turns] != [starts.get(turn.sequence) for turn in turns]:
+            return None
+        if not all(map(self.foreseen, turns, rows)) or (ahead.launch and not self.cycles.stands()):
+            return None
+        return rows
+
+    def foreseen(self, turn: Turn, row: int) -> bool:
+        """Whether the device has drafted what this turn asks for, if anything, with the blocks that it has now."""
+        sequence, depth, nodes = turn.sequence, 0, 0
+        if self.ahead.launch and sequence in self.ahead.drafted and sequence.id in self.cycles.many.held:
+            most_nodes = self.cycles.most_nodes
+            depth = max(0, min(sequence.k, sequence.room, len(most_nodes) - 1))
+            nodes = min(most_nodes[depth], self.ahead.rows[row].share)
+        blocks = self.pool.tables[sequence.request_id].blocks
+        same_blocks = blocks == self.buckets.tables[row][: len(blocks)]
+        return same_blocks and (turn.draft_length, turn.max_nodes) == (min(depth, nodes), nodes)
+
+    def drop(self) -> None:
+        """What is under way does not count."""
+        self.ahead = None
+        self.dropped += 1
+
+    # ---- drafts ----------------------------------------------------------------------------------------------------
+
+    def propose(self, turns: list[Turn]) -> None:
+        """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
+        many = self.drafter.captured
+        if not (isinstance(many, DraftsForMany) and many.knows([turn.sequence for turn in turns])):
+            super().propose(turns)
+            return
+        self.learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory
+        ready = [turn for turn in turns if many.ready(turn.sequence)]
+        if ready:
+            depths = [turn.draft_length for turn in ready]
+            self.pending = many.begin([turn.sequence for turn in ready], max(depths), depths)
+            self.drafting = ready
+            for turn, row in zip(ready, self.pending.rows, strict=True):
+                if row < 0:  # it is not drafted for, so there is nothing to learn from it
+                    turn.share = 0
+
+    def learn_drafts(self) -> None:
+        """What the device has drafted, as the host's own."""
+        if self.pending is not None:
+            for turn, draft in zip(self.drafting, self.pending.drafts(), strict=True):
+                turn.sequence.draft = prune(draft, turn.max_nodes)
+            self.pending = None
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    def forward(self, turns: list[Turn]) -> None:
+        """One pass of fixed shape for the requests that decode, and one for the prompts. Nothing is waited for, and a
+        pass that was launched ahead is not launched again."""
+        decoding = [turn for turn in turns if decodes(turn)]
+        ahead, self.ahead = self.ahead, None
+        if decoding and self.fixed_pass(decoding, ahead):
+            turns = [turn for turn in turns if not decodes(turn)]
+        if turns and not self.prompt_pass(turns):
+            super().forward(turns)
+
+    def fixed_pass(self, turns: list[Turn], ahead: Ahead | None) -> bool:
+        """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
+        if last := self.latest:  # after a fault each runs alone, before the host has any: this one would overwrite it
+            last.logits, last.best = last.logits.clone(), last.best.clone()
+        if ahead:
+            self.ran_in_bucket(turns, ahead.results, rows=[turn.row for turn in turns])
+        elif self.on_device(turns):
+            self.drafted_pass(turns)
+        else:
+            self.learn_drafts()
+            rows = [turn.tokens for turn in turns]
+            if not self.buckets.takes(rows):
+                return False
+            tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
+            self.clock.lap("scheduling")
+            results = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
+            self.ran_in_bucket(turns, results)
+        return True
+
+    def prompt_pass(self, turns: list[Turn]) -> bool:
+        """The ragged pass over prompts in a fixed shape, if there is one. (Beside prompts there are no drafts, unless a
+        request asks for far longer ones than its engine; the eager pass processes such a tree.)"""
+        if any(turn.sequence.draft.branches for turn in turns):
+            return False
+        rows, starts, _, needed = self.layout(turns)
+        self.clock.lap("scheduling")
+        results = self.buckets.prompts.read(rows, starts, self.tables(turns), needed)
+        if results is not None:
+            ran(turns, results, needed)
+        return results is not None
+
+    def on_device(self, turns: list[Turn]) -> bool:
+        """Whether the drafts of these turns are on the device, if they have any, and fit a pass."""
+        fits = self.pending is not None and self.pending.nodes <= self.buckets.k and len(turns) <= self.buckets.rows
+        return fits and not any(turn.sequence.draft.tokens for turn in turns)
+
+    def drafted_pass(self, turns: list[Turn]) -> None:
+        """The same over drafts that are on the device."""
+        tables, pending = self.tables(turns), self.pending
+        row_of = dict(zip(self.drafting, pending.rows, strict=True))
+        self.clock.lap("scheduling")
+        lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
+        where = pending.memory, pending.nodes, pending.depth
+        self.ran_in_bucket(turns, self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where))
+
+    def ran_in_bucket(self, turns: list[Turn], results: Results, rows=None) -> None:
+        """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
+        T = self.buckets.shape[1]
+        for turn, row in zip(turns, rows or range(len(turns)), strict=True):
+            turn.row, turn.results, turn.at = row, results, row * T
+        self.latest = results
+
+    # ---- what it says ----------------------------------------------------------------------------------------------
+
+    def synchronise(self, turns: list[Turn]) -> None:
+        self.learn_drafts()
+        super().synchronise(turns)
+
+    def keep(self, turns: list[Turn]) -> None:
+        """Where the next cycle is under way, the device has moved the paths."""
+        if self.ahead is None or self.ahead.launch is None:
+            super().keep(turns)
+            return
+        for turn in self.ahead.rows:  # the host has judged the cycle before
+            if turn and turn.runs and turn.news:
+                self.ahead.starts[turn.sequence] = turn.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
+
+    def gather(self, tables: list[list[int]], starts: list[int], paths: list[list[int]]) -> None:
+        self.buckets.move(tables, starts, paths)
+
+    def release(self) -> None:
+        super().release()
+        self.buckets = self.cycles = self.ahead = self.latest = self.pending = None
+        self.drafting = []
+
+    # ---- work for the next step ------------------------------------------------------------------------------------
+
+    def run_ahead(self, step: Step, reserve: Callable[[Step], bool]) -> None:
+        """Launch what comes after this pass, before the host has this one's tokens."""
+        turns = step.turns
+        if not (self.may_run_ahead(turns) and reserve(step)):
+            return
+        try:
+            self.sample(self.latest, turns)
+            self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
+            self.launch_ahead(turns)
+            self.launched += 1
+        except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
+            self.runs_ahead = False  # whatever it was, it is not to be met in every step
+            warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
+
+    def may_run_ahead(self, turns: list[Turn]) -> bool:
+        """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
+        fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
+        log-probabilities needs the logits, which the next pass would overwrite."""
+        if self.latest is None or not self.runs_ahead or rows_of(len(turns)) < self.buckets.shape[0]:
+            return False  # where rows have ended, a smaller pass comes next
+        if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
+            return False
+        sequences = [turn.sequence for turn in turns]
+        if any(s.wants_logprobs for s in sequences):
+            return False
+        if self.pending is None:  # if somebody drafts in the next step after all, what was launched is dropped
+            return not any(turn.draft_length for turn in turns)
+        if self.cycles is None or not self.cycles.fits():
+            return False
+        drafting = {turn.sequence for turn in self.drafting}  # the others are never to be drafted for again
+        return all(s.sampling.greedy and (s in drafting or not s.k or s.room < 1) for s in sequences)
+
+    def launch_ahead(self, turns: list[Turn]) -> None:
+        rows: list[Turn | None] = [None] * self.buckets.count
+        for turn in turns:
+            rows[turn.row] = turn
+        tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
+        if self.pending is None:
+            results = self.buckets.again(tables)
+            self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
+            return
+        launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
+        self.cycles.end(launch, tables)
+        # Paths have been moved: even if what follows fails, `keep` must not move them again.
+        self.ahead = Ahead(rows, {}, drafted, launch)
+        self.ahead.results = self.cycles.next(launch)
