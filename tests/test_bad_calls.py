@@ -171,7 +171,7 @@ def test_calls_that_cannot_work(run, world, tmp_path, monkeypatch, calls):
 def start(*argv: str, **options) -> subprocess.Popen:
     """The command in a process that listens to Ctrl-C, also where this one runs in the background and does not."""
     listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    command = [sys.executable, "-m", "minispec", *argv]
+    command = [sys.executable, "-m", "minispec_tools", *argv]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen, **options)
 
 

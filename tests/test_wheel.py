@@ -34,9 +34,9 @@ def test_the_wheel_installs_into_a_clean_folder_and_works(tmp_path):
         return done.stdout
 
     assert run("-c", LOOK).startswith(str(target))
-    assert "in the package" in run("-m", "minispec", "models")
-    assert "speed-up, measured" in run("-m", "minispec", "demo", "--tokens", "8")
-    assert "hint 1 of 3" in run("-m", "minispec", "hint", "06.accept")
+    assert "in the package" in run("-m", "minispec_tools", "models")
+    assert "speed-up, measured" in run("-m", "minispec_tools", "demo", "--tokens", "8")
+    assert "hint 1 of 3" in run("-m", "minispec_tools", "hint", "06.accept")
 
 
 def test_binder_and_the_devcontainer_install_what_is_tested():

@@ -157,7 +157,7 @@ for alpha in (0.05, 0.3, 0.5, 0.7, 0.9):
 # ## Your machine
 #
 # Measure the three numbers on your device: `micro` with `micro-draft` on a CPU, SmolLM2 with its draft model on a GPU.
-# [`demo`](../minispec_course/demo.py) generates 48 tokens, plain and with $k = 4$ in turn, and takes medians over five
+# [`demo`](../minispec_tools/demo.py) generates 48 tokens, plain and with $k = 4$ in turn, and takes medians over five
 # rounds.
 
 # %% tags=["nbval-ignore-output"]

@@ -10,7 +10,7 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec_course.exercises.set_15_the_frontier import slots
+from minispec_course.exercises.set_15_the_frontier.cases import slots
 from minispec_course.labs import frontier, numerics, verifiers
 
 EXACT = 1e-12

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from minispec_tools.bench.__main__ import main
 
 from minispec.measure import Rate
 from minispec_tools.bench import attention, batch, cpu, limit, shapes, verify
+from minispec_tools.cli import main
 
 BANDWIDTH, FLOPS = Rate(1e10, 9e9, 1.1e10, 3), Rate(4e10, 4e10, 4e10, 3)
 
@@ -21,7 +21,7 @@ def bench(capsys, tmp_path, monkeypatch):
     def call(words: str, wrong: str | None = None):
         """(result, what was printed); with `wrong`, the command must be refused in one sentence that has it."""
         file = tmp_path / "result.json"
-        code = main([*words.split(), *([] if wrong else ["--json", str(file)])])
+        code = main(["bench", *words.split(), *([] if wrong else ["--json", str(file)])])
         out, err = capsys.readouterr()
         if wrong:
             assert (code, out) == (2, "") and wrong in err and err.count("\n") == 1, f"{words}: {err}"

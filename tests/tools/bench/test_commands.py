@@ -4,11 +4,10 @@ from importlib import import_module
 
 import pytest
 
-import minispec_tools.bench as benchmarks
 from minispec import theory
 from minispec_course import viz
 from minispec_course.labs import ladder, pairs, slower
-from minispec_tools.bench import batch
+from minispec_tools.bench import batch, command_line
 
 TOY = pairs.SHAPES["toy"]
 PASSES = "--shape toy --context 20 --repeat 1"
@@ -23,7 +22,7 @@ def told(bench):
         result, out = bench(words)
         name = words.split()[0]
         assert result["benchmark"] == name and result["command"] == f"minispec bench {words}"
-        section = import_module(f"benchmarks.{name}").section(result)
+        section = import_module(f"minispec_tools.bench.{name}").section(result)
         assert section.text(result.get("machine")) + "\n" == out
         return result
 
@@ -190,16 +189,16 @@ drafters --model micro --prompts nowhere; memory --json /dev/null/r.json; accept
 
 
 def test_bad_options_are_refused_in_a_sentence_before_any_work(bench, monkeypatch):
-    monkeypatch.setattr("benchmarks.shapes.random_pair", lambda *args: pytest.fail("worked before checking"))
+    monkeypatch.setattr("minispec_tools.bench.shapes.random_pair", lambda *args: pytest.fail("worked before checking"))
     for words in BAD.replace("\n", "; ").split("; "):
         bench(words, wrong=" ")
 
 
 def test_a_result_that_could_not_be_written_is_refused_before_any_work(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.memory.serve", lambda *args: pytest.fail("worked before checking"))
+    monkeypatch.setattr("minispec_tools.bench.memory.serve", lambda *args: pytest.fail("worked before checking"))
     bench(f"memory --json {tmp_path}/nowhere/r.json", wrong="nowhere")
 
 
 def test_the_command_that_is_stored_has_no_keys_and_no_files():
-    words = "serve --url http://x --api-key secret --rate 1 2 --json /home/me/r.json --ignore-eos".split()
-    assert benchmarks.command_line(words) == "minispec bench serve --url http://x --rate 1 2 --ignore-eos"
+    words = "bench serve --url http://x --api-key secret --rate 1 2 --json /home/me/r.json --ignore-eos".split()
+    assert command_line(words) == "minispec bench serve --url http://x --rate 1 2 --ignore-eos"

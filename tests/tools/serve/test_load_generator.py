@@ -7,10 +7,10 @@ from itertools import pairwise
 from statistics import mean, pstdev
 
 import pytest
-from minispec_tools.bench.__main__ import main
-from server.server_checks import running
+from server_checks import running
 
 from minispec_course.labs.load import Answer, arrivals, latencies, meets, summary
+from minispec_tools.cli import main
 
 BURSTS = Answer(sent=10.0, arrivals=[10.5, 10.7, 11.5], tokens=6, prompt_tokens=3, finish="length")  # 1 + 2 + 3 tokens
 SINGLE = Answer(sent=0.0, arrivals=[0.25], tokens=1, prompt_tokens=1, finish="stop")
@@ -50,7 +50,7 @@ def test_the_command(capsys):
     with running(api_key="k") as server:
         load = ["serve", "--url", server.url, "--api-key", "k", "--requests", "6", "--output-tokens", "3", "5"]
         more = ["--rate", "50", "inf", "--ttft-target", "60000", "--ignore-eos", "--input-tokens", "2", "9", "--json"]
-        assert main([*load, *more]) == 0
+        assert main(["bench", *load, *more]) == 0
         result = json.loads(capsys.readouterr().out)
         [found] = result["servers"]
         assert [row["rate"] for row in found["results"]] == [50.0, None]
@@ -60,9 +60,9 @@ def test_the_command(capsys):
             assert 6 * 3 <= row["tokens"] <= 6 * 5 and 6 * 2 <= row["prompt_tokens"] <= 6 * 9
             assert row["goodput"] == row["requests_per_second"] > 0
             assert 0 < row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"] <= row["e2el_ms"]["p99"]
-        assert main([*load, "--rate", "inf"]) == 0
+        assert main(["bench", *load, "--rate", "inf"]) == 0
         assert "TTFT" in capsys.readouterr().out
-        assert main(["serve", "--url", server.url]) == 2  # without the key
+        assert main(["bench", "serve", "--url", server.url]) == 2  # without the key
         assert "401" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
     load = (
         "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --k 4 --output-tokens 8 12 --ignore-eos"
     )
-    assert main(["serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
+    assert main(["bench", "serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     plain, drafting = (server["results"] for server in result["servers"])
     assert [server["server"] for server in result["servers"]] == ["toy", "toy:model"]
@@ -81,6 +81,6 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
         assert (one["prompt_tokens"], one["tokens"]) == (other["prompt_tokens"], other["tokens"])
         assert one["acceptance_length"] is None and 1 < other["acceptance_length"] <= 5
     assert multiprocessing.active_children() == []
-    assert main(["serve", "--sweep", "no-such-model", *load.split()]) == 2
+    assert main(["bench", "serve", "--sweep", "no-such-model", *load.split()]) == 2
     assert "no-such-model" in capsys.readouterr().err
     assert multiprocessing.active_children() == []

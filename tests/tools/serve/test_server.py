@@ -133,7 +133,7 @@ def test_what_the_command_refuses(monkeypatch, capsys):
 
 def serve(*options: str) -> tuple[subprocess.Popen, str]:
     """`minispec serve` as a process, and its address."""
-    command = [sys.executable, "-m", "minispec", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "minispec_tools", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     said = next(line for line in process.stdout if line.startswith("listening on"))
     return process, said.split()[2]

@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from minispec_tools.train.__main__ import main
 from safetensors.torch import load_file
 
 import minispec as ms
 from minispec.generate import pad
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.model import Model
+from minispec_tools.cli import main
 from minispec_tools.train import corpus as writing
 from minispec_tools.train import draft as drafting
 from minispec_tools.train import micro
@@ -245,7 +245,7 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, capsys):
     prompts.write_text("".join(json.dumps({"prompt": f"the fox {i}"}) + "\n" for i in range(9)))
 
     def recipe(name: str, words: str) -> int:
-        return main([name, "--model", str(tiny_folder), "--device", "cpu", *words.split()])
+        return main(["train", name, "--model", str(tiny_folder), "--device", "cpu", *words.split()])
 
     sizes = "--hold-out 3 --rows 32 --batch 16 --tokens 16"
     assert recipe("corpus", f"--prompts {prompts} --out {text} {sizes}") == 0
