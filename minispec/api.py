@@ -3,13 +3,14 @@
 
 from .cache import KVCache
 from .generate import generate
-from .gpu.backend import load
 from .load.folder import default_device as device
+from .load.load import load
 from .load.model import Model
 from .load.registry import models
 from .model import Config, Transformer
 from .output import Output
-from .sampling import Sampling, SamplingParams
+from .params import SamplingParams
+from .sampling import Sampling
 from .sequence import Sequence
 from .serving.engine import Engine
 from .speculate import speculate

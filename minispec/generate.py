@@ -1,18 +1,24 @@
 """Plain autoregressive decoding: one forward pass for every token. All else is compared with this."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from numbers import Real
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .load.model import Model
 from .output import Output, TokenLogprob, token_logprobs
+from .params import SamplingParams
 from .require import require
-from .sampling import NOT_FINITE, SamplingParams, best_tokens, finite, pad, pick, uniforms
+from .sampling import NOT_FINITE, best_tokens, finite, pad, pick, uniforms
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .load.model import Model
 
 
 def generate(

@@ -1,6 +1,7 @@
 """A package whose public names wait for their first use, because importing torch takes seconds and a hint needs none.
 
-sys.modules[__name__].__class__ = Lazy      at the end of its __init__.py, which defines HOMES: name → module
+sys.modules[__name__].__class__ = Lazy      at the end of its __init__.py, which defines HOMES: name → module, or
+                                            "module:name" where it has another name there
 """
 
 from importlib import import_module
@@ -10,7 +11,8 @@ from types import ModuleType
 class Lazy(ModuleType):
     def __getattr__(self, name: str):
         if name in self.HOMES:
-            vars(self)[name] = getattr(import_module(self.HOMES[name], self.__name__), name)
+            module, _, known_as = self.HOMES[name].partition(":")
+            vars(self)[name] = getattr(import_module(module, self.__name__), known_as or name)
             return vars(self)[name]
         try:
             return import_module(f".{name}", self.__name__)

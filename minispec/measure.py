@@ -6,6 +6,8 @@ machine that slows down in the middle should slow down everything alike. Keep Py
 through everything there is in the middle of a run, because whose run that would be is chance.
 """
 
+from __future__ import annotations
+
 import gc
 import json
 import os
@@ -21,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,9 +32,11 @@ from .cpu.trials import NOTICEABLE, Watch
 from .generate import generate
 from .linear import has_bfloat16
 from .load.folder import default_dtype
-from .load.model import Model
 from .require import require, require_counts, require_not_negative
 from .trace import synchronize
+
+if TYPE_CHECKING:
+    from .load.model import Model
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens a pass, as `verify_curve` tries them
 QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -52,7 +57,7 @@ class Timing(Rate):
     """The same of seconds."""
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> "Timing":
+    def of(cls, samples: Sequence[float]) -> Timing:
         quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
         return cls(quartiles[1], quartiles[0], quartiles[2], len(samples))
 

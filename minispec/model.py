@@ -67,12 +67,13 @@ class Config:
         return sum(self.delta is None or n not in self.delta.layers for n in range(self.num_layers))
 
 
-AT_ONCE: list[Callable] = []  # what a device's package adds: find(module, cache, tokens) → a run of all layers, or None
-
-
 def at_once(module: nn.Module, cache, tokens: Tensor) -> Callable | None:
-    """One call in the place of a pass's loop over the layers, where a device has one for so many tokens."""
-    return next((run for find in AT_ONCE if (run := find(module, cache, tokens))), None)
+    """One compiled call in the place of a pass's loop over the layers, where a CPU has one for so many tokens."""
+    if tokens.device.type != "cpu":
+        return None
+    from .cpu.fused import fused  # a GPU never asks for it
+
+    return fused(module, cache, tokens, required=isinstance(module, Transformer))
 
 
 class Pass(NamedTuple):

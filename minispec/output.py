@@ -1,15 +1,18 @@
 """What a caller gets: tokens, their text as it becomes final, stop strings, log-probabilities."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .load.model import Model
-from .sampling import SamplingParams
-from .trace import Trace
+if TYPE_CHECKING:
+    from .load.model import Model
+    from .params import SamplingParams
+    from .trace import Trace
 
 WAITS = 16  # tokens; a character takes at most four bytes, so one that is not whole by then never will be
 

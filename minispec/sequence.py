@@ -9,19 +9,25 @@ Tokens are stored once. Everything else about them is a length:
 The last token is not processed yet: it opens the next pass.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .load.model import Model
 from .output import Output, Writer
-from .processors.prefix import Processors
-from .sampling import Sampling, SamplingParams
+from .params import SamplingParams
+from .sampling import Sampling
 from .trace import Trace
 from .tree import Draft
+
+if TYPE_CHECKING:
+    from .load.model import Model
+    from .processors.prefix import Processors
 
 next_id = itertools.count().__next__  # one for every sequence of this process: drafters may be shared
 NO_DRAFT, GREEDY = Draft([]), Sampling()

@@ -9,9 +9,12 @@
 Between cycles the target's cache holds every token but the last, which opens the next pass.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,16 +22,19 @@ from torch import Tensor
 from .controller import LONGEST, Controller
 from .drafters.base import Drafter, propose
 from .generate import prepare
-from .load.model import Model
-from .model import Pass
-from .output import Output
+from .params import SamplingParams
 from .recurrent import DEEPEST, NO_TREES
 from .require import require, whole
-from .sampling import SamplingParams, emitting_positions, pad
-from .sequence import Sequence
+from .sampling import emitting_positions, pad
 from .trace import Clock, Cycle
 from .tree import mask_and_offsets
 from .verify import NO_BLOCKS, RULES, judge
+
+if TYPE_CHECKING:
+    from .load.model import Model
+    from .model import Pass
+    from .output import Output
+    from .sequence import Sequence
 
 
 def speculate(

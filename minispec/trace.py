@@ -9,10 +9,12 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from .tree import Draft
+if TYPE_CHECKING:
+    from .tree import Draft
 
 
 def synchronize(device) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import minispec as ms
-from minispec.sampling import SamplingParams, best_tokens, pick, uniforms
+from minispec.params import SamplingParams
+from minispec.sampling import best_tokens, pick, uniforms
 
 # Quarter steps make ties frequent, also at the borders of top-k and top-p; −inf is a token that is forbidden already.
 LOGIT = st.one_of(st.floats(-30, 30, width=32), st.integers(-12, 12).map(lambda n: n / 4), st.just(-math.inf))

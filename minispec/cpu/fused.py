@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import Places
-from ..model import AT_ONCE, Transformer
 from . import int8, invariant, machine, trials
 from .panels import GROUP, ROWS, filled, panels_of, pieces, side_by_side
 
@@ -24,9 +23,9 @@ PATIENCE = 200  # passes of a model whose matrices are small, before the code is
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
 
-def fused(transformer: nn.Module, cache, tokens: Tensor) -> Fused | None:
-    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one. A
-    target's pass that has no batch-invariant form is refused where one is asked for."""
+def fused(transformer: nn.Module, cache, tokens: Tensor, required: bool = False) -> Fused | None:
+    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one.
+    Where a batch-invariant pass is asked for, one that is `required` (not a drafter's head) is refused without it."""
     if (
         "places" in vars(type(cache))  # a subclass may watch what its `begin` does
         and (hasattr(transformer, "layers") or "blocks" in vars(type(transformer)))  # … or change a head's layers
@@ -44,12 +43,9 @@ def fused(transformer: nn.Module, cache, tokens: Tensor) -> Fused | None:
             plan = _plans[transformer] = Plan()
         if plan.ready(transformer):
             return plan.run
-    if isinstance(transformer, Transformer) and invariant.wanted():
+    if required and invariant.wanted():
         invariant.refuse()
     return None
-
-
-AT_ONCE.append(fused)
 
 
 def most_tokens(transformer, tokens: Tensor) -> int:

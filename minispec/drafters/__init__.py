@@ -1,63 +1,31 @@
 """Drafters: one proposer per file, one protocol (base.py), the same verifier for all. As users type them:
-ms.drafters.NGram(); on the command line they have names."""
-# ruff: noqa: F401
+ms.drafters.NGram(); on the command line they have names (names.py). A file is imported when its drafter is first used.
+"""
 
-from ..load import folder, model, registry
-from ..require import require
-from .ahead import Ahead
-from .base import Draft, Drafter, Scratch
-from .cascade import Cascade
-from .dflash import DFlash, DFlashHead
-from .dflash2 import DFlash2, DFlash2Head
-from .dspark import DSpark, DSparkHead
-from .eagle import Eagle, EagleHead
-from .early_exit import EarlyExit
-from .lookahead import Lookahead
-from .medusa import Medusa, MedusaHeads
-from .model import DraftModel
-from .model import DraftModel as Model
-from .mtp import MTP, MTPHead
-from .ngram import NGram
-from .quantized import Quantized
-from .suffix import Suffix
-from .synthetic import Synthetic
-from .translate import same_tokens
+import sys
 
-DRAFTERS = {  # by their names on the command line, each with what ships for its target
-    "model": lambda target, draft: DraftModel(draft, translate=same_tokens(draft, target) is False),
-    "ngram": lambda target, draft: NGram(),
-    "suffix": lambda target, draft: Suffix(),
-    "early-exit": lambda target, draft: EarlyExit(target),
-    "quantized": lambda target, draft: Quantized(target),
-    "cascade": lambda target, draft: Cascade(NGram(), draft),
-    "lookahead": lambda target, draft: Lookahead(target),
+from ..lazy import Lazy
+
+FILES = {
+    "base": ["Drafter", "Draft", "Scratch"],
+    "ngram": ["NGram"],
+    "suffix": ["Suffix"],
+    "model": ["DraftModel"],
+    "early_exit": ["EarlyExit"],
+    "quantized": ["Quantized"],
+    "cascade": ["Cascade"],
+    "lookahead": ["Lookahead"],
+    "medusa": ["Medusa", "MedusaHeads"],
+    "eagle": ["Eagle", "EagleHead"],
+    "mtp": ["MTP", "MTPHead"],
+    "dflash": ["DFlash", "DFlashHead"],
+    "dflash2": ["DFlash2", "DFlash2Head"],
+    "dspark": ["DSpark", "DSparkHead"],
+    "ahead": ["Ahead"],
+    "synthetic": ["Synthetic"],
+    "translate": ["same_tokens"],
+    "names": ["DRAFTERS", "HEADED", "by_name", "name_of", "shipped_draft"],
 }
-HEADED = {"medusa": Medusa, "eagle": Eagle, "dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark, "mtp": MTP}
-DRAFTERS |= HEADED  # called with the target and heads; None: those that come with some targets
-
-
-def shipped_draft(model: str) -> str | None:
-    """The draft that comes with a model known by name; None if there is none here."""
-    entry = registry.KNOWN.get(f"{model}-draft")
-    return entry.name if entry and entry.present() else None
-
-
-def name_of(drafter: Drafter) -> str:
-    """The name of its class as users type it: ms.drafters.Model is DraftModel."""
-    return "Model" if type(drafter) is DraftModel else type(drafter).__name__
-
-
-def by_name(name: str, target: model.Model, draft: str | None = None, heads: str | None = None) -> Drafter:
-    """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
-    or hub id of trained heads. "synthetic:0.8", for load tests, is no drafter of the list: it is not lossless."""
-    kind, _, acceptance = name.partition(":")
-    if kind == "synthetic":
-        return Synthetic(float(acceptance or 0.8))
-    require(name in DRAFTERS, f"one of {', '.join(DRAFTERS)}", drafter=name)
-    if heads is not None and name not in HEADED:
-        raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")
-    if name not in ("model", "cascade"):
-        return DRAFTERS[name](target, heads)
-    if (draft := draft or shipped_draft(target.name)) is None:
-        raise ValueError(f"drafter={name!r} needs a draft and {target.name} comes with none: name one (--draft)")
-    return DRAFTERS[name](target, folder.load(draft, device=target.device, dtype=target.dtype))
+HOMES = {name: f".{file}" for file, names in FILES.items() for name in names}
+HOMES["Model"] = ".model:DraftModel"
+sys.modules[__name__].__class__ = Lazy

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, pad, truncate, uniforms
+from ..params import SamplingParams
+from ..sampling import COLDEST, NOT_FINITE, Sampling, finite, pad, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import at, chain_batch, tree_batch

@@ -21,7 +21,6 @@ from reprlib import repr as shortened
 import torch
 from tokenizers import Tokenizer
 
-from ..cpu import fused  # noqa: F401  adds its own to model.AT_ONCE
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
 

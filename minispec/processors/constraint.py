@@ -5,17 +5,21 @@ expression, a JSON schema) has to hold for every spelling of that text in tokens
 too, compiles it to an automaton over the vocabulary (`Guided`). A constraint may hold from a closing tag on (`After`).
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Sequence
 from reprlib import repr as shortened
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..load.model import Model
+if TYPE_CHECKING:
+    from ..load.model import Model
 
 
 class OneOf:
@@ -92,7 +96,7 @@ class After:
     If the tag never comes, the output is free text of max_new_tokens, and reports "length".
     """
 
-    def __init__(self, inner: "OneOf | Guided", tag: str, model: Model, ends: Sequence[int]):
+    def __init__(self, inner: OneOf | Guided, tag: str, model: Model, ends: Sequence[int]):
         if model.tokenizer is None:
             raise ValueError(f"constrain_after={tag!r} is text, and {model.name} has no tokenizer to find it with")
         self.inner, self.tag, self.ends = inner, tag.encode(), list(ends)

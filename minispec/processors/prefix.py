@@ -16,16 +16,21 @@ that prefix. Then p is the same distribution in both, and the verifier does the 
 A constraint has the last word. Where min_new_tokens leaves nothing of what it allows, it yields.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..load.model import Model
 from ..require import real, require, whole
 from .constraint import After, follower
+
+if TYPE_CHECKING:
+    from ..load.model import Model
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")

@@ -41,8 +41,9 @@ from ..drafters.base import Drafter
 from ..generate import is_one, prepare
 from ..load.model import Model
 from ..output import Output
+from ..params import SamplingParams
 from ..require import require, require_whole
-from ..sampling import SamplingParams, emitting_positions
+from ..sampling import emitting_positions
 from ..sequence import Sequence
 from ..speculate import check_drafter, check_rule, deepest
 from ..trace import Clock

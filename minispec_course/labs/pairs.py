@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from minispec.gpu.backend import load
 from minispec.load.folder import build, default_dtype, usable_device
+from minispec.load.load import load
 from minispec.load.model import Model
 from minispec.load.registry import locate
 from minispec.measure import machine

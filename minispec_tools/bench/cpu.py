@@ -15,7 +15,7 @@ from dataclasses import asdict
 import torch
 
 from minispec import theory
-from minispec.gpu.backend import load
+from minispec.load.load import load
 from minispec.load.model import Model
 from minispec.measure import Watch, flops, machine, read_bandwidth, verify_curve, warning, weight_bytes
 

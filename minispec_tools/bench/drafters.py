@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 
 from minispec.drafters import DRAFTERS, by_name
-from minispec.gpu.backend import load
+from minispec.load.load import load
 from minispec.measure import machine, where
 from minispec_course.labs.drafting import race
 

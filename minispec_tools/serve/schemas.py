@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from minispec.load.model import Model
 from minispec.output import TokenLogprob
+from minispec.params import SamplingParams
 from minispec.processors.constraint import guide_of
-from minispec.sampling import SamplingParams
 
 
 class ApiError(Exception):
