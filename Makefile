@@ -1,4 +1,4 @@
-# minispec needs Python 3.10 or later and make; everything else goes into .venv.
+# minispec needs Python 3.11 or later and make; everything else goes into .venv.
 #
 #   make lab     set up, then open the course in JupyterLab
 #   make test    set up, then what has to pass: lint, tests, notebooks, three lessons and the site in a browser
@@ -73,6 +73,6 @@ $(VENV)/.installed-site: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $(VENV)/.installed $(VENV)/.installed-course $@
 
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %d.%d is too old for minispec: \
-	install 3.10 or later and name it, as in  make lab PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python %d.%d is too old for minispec: \
+	install 3.11 or later and name it, as in  make lab PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)

@@ -6,7 +6,7 @@
 
 A token reads k experts of E, so decoding one sequence reads few bytes. M tokens in one pass read the union of their
 choices, each of these experts once: that is what makes verification more expensive here than in a dense model
-(`theory.experts_touched`), and `grouped` computes it that way.
+(lesson 15b counts them), and `grouped` computes it that way.
 
 Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
 """

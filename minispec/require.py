@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 from numbers import Integral, Real
 
 
@@ -32,3 +33,12 @@ require_whole = require_each(lambda n: whole(n, 0), "a whole number ≥ 0")
 require_positive = require_each(lambda x: real(x) and x > 0, "a finite number > 0")
 require_not_negative = require_each(lambda x: real(x, 0), "a finite number ≥ 0")
 require_probabilities = require_each(lambda x: real(x, 0, 1), "a number from 0 to 1")
+
+
+def require_packages(what: str, extra: str, *packages: str) -> None:
+    """Before an import fails half-way through: which extra of pyproject.toml brings what is missing here."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ValueError(
+            f"{what} needs packages that are not installed here ({', '.join(missing)}): "
+            f'run pip install -c constraints.txt -e ".[{extra}]"'
+        )

@@ -4,14 +4,9 @@
 the extra "course".
 """
 
-import sys
 from importlib.util import find_spec
 
 PACKAGES = ("jupyterlab", "ipywidgets", "anywidget", "plotly", "jupytext", "nbclient", "nbformat", "yaml", "fsrs")
-
-# nbformat imports jsonschema, which compiles 38 grammars to check IRIs, 2 s of every start, and works without. No
-# notebook's schema has an IRI. None makes `import rfc3987_syntax` an ImportError.
-sys.modules.setdefault("rfc3987_syntax", None)
 
 
 def counted(count: int, thing: str) -> str:

@@ -1,14 +1,11 @@
-"""The house rules: a budget for every room, what may import what, versions that agree, a README whose links hold.
-
-`pytest -s tests/test_project.py` prints the lines of every room beside its budget.
-"""
+"""What may import what, what stays out of an import, and versions that agree."""
 
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -23,72 +20,28 @@ import minispec_course
 from minispec_tools import serve
 from minispec_tools.cli import options
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parent.parent
-
-# ---------------------------------------------------------------- lines
-
-# Lines of Python that a room may have. They bound rooms, not files: one idea a file, however long it is.
-BUDGETS = {
-    "minispec": 18_935,  # the plan: 15,500
-    "minispec_course": 24_655,  # 213 of them are commands that minispec_tools/cli had
-    "minispec_course/exercises": 11_000,
-    "minispec_course/check": 3_500,
-    "minispec_course/viz": 5_000,
-    "minispec_course/interview": 2_000,
-    "minispec_course/site": 1_500,
-    "benchmarks": 3_000,
-    "recipes": 2_000,
-    "tests": 26_000,
-}
-
-
-def lines(room: str) -> int:
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (ROOT / room).rglob("*.py"))
-
-
-def test_every_room_keeps_its_budget():
-    found = {room: lines(room) for room in BUDGETS}
-    for room, budget in BUDGETS.items():
-        print(f"{room:28} {found[room]:7,} of {budget:7,}")
-    over = {room: count - BUDGETS[room] for room, count in found.items() if count > BUDGETS[room]}
-    assert over == {}, "lines above the budget: something has to leave"
-
-
-def test_the_formatter_formats():
-    marked = re.compile(r"# fmt: (skip|off)")
-    rooms = ("minispec", "minispec_course", "benchmarks", "recipes", "course", "tests")
-    files = [file for room in rooms for file in (ROOT / room).rglob("*.py") if file != Path(__file__)]
-    assert [file for file in files if marked.search(file.read_text(encoding="utf-8"))] == []
-
 
 # ---------------------------------------------------------------- the import graph
 
-PACKAGES = ("minispec", "recipes", "minispec_course", "benchmarks")
-# The rooms of minispec from the ground up; the other packages stand above them in the order of PACKAGES. A room imports
-# from itself and from rooms below it. cli is on top: it imports the course when a command asks for it.
-ROOMS = [
-    "lazy require cpu kernels recurrent cache experts theory model cpu.fused processors sampling tree verify trace "
-    "output sequence generate drafters.base controller speculate exact load.handle",
+PACKAGES = ("minispec", "minispec_tools", "minispec_course")
+# The floors of minispec from the ground up. A file imports from its own floor and from those below.
+FLOORS = (
+    "lazy require theory",
+    "cpu cache recurrent experts linear model",
+    "processors sampling tree trace verify exact",
+    "params output sequence",
+    "generate controller drafters.base speculate",
     "load",
-    "drafters",
+    "drafters measure",
     "serving",
-    "gpu parallel server",
-    "api measure why cli.options cli.failure",
-]
-HEIGHT = {f"minispec.{room}": height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
-HEIGHT |= {package: len(ROOMS) + height for height, package in enumerate(PACKAGES[1:])}
-HEIGHT |= dict.fromkeys(("minispec_tools.cli", "minispec.__main__"), len(ROOMS) + len(PACKAGES))
-
+    "gpu",
+    "api",
+)
+FLOOR = {f"minispec.{name}": floor for floor, names in enumerate(FLOORS) for name in names.split()}
 COURSE_PACKAGES = {*minispec_course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What minispec may import at the top of a file; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-SERVED = tuple(f"minispec_tools.serve.{name}" for name in ("app", "process", "schemas", "service"))
-COMPILED = ("minispec.cpu.gemm",)  # imported when first needed
 
 
 class Import(NamedTuple):
@@ -101,15 +54,18 @@ def modules() -> dict[str, Path]:
     files = {
         file: file.relative_to(ROOT).with_suffix("").parts for name in PACKAGES for file in (ROOT / name).rglob("*.py")
     }
-    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for file, parts in files.items()}
+    named = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for file, parts in files.items()}
+    return {name: file for name, file in named.items() if name.split(".")[1:2] != ["lessons"]}  # notebooks, no modules
 
 
 KNOWN = modules()
 
 
 def imports(node: ast.AST, package: list[str], at_top: bool = True) -> Iterator[Import]:
-    """What the statements below a node import; those for type hints count, since they show where things lie wrong."""
+    """What the statements below a node import. Imports for annotations alone (TYPE_CHECKING) do not happen."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             if isinstance(child, ast.Import):
                 names = [alias.name for alias in child.names]
@@ -139,40 +95,42 @@ def found() -> dict[str, list[Import]]:
     return made
 
 
-def room_of(module: str) -> str:
-    while module and module not in HEIGHT:
+def floor_of(module: str) -> int:
+    while module not in FLOOR:
         module = module.rpartition(".")[0]
-    return module
+        assert module, "give the new room its floor in FLOORS"
+    return FLOOR[module]
+
+
+def may_import(name: str, module: str, at_top: bool) -> bool:
+    """Whether a file of ours may import another of ours."""
+    here, there = name.partition(".")[0], module.partition(".")[0]
+    if here == "minispec":
+        return there == here and (here in (name, module) or floor_of(module) <= floor_of(name))
+    if here == "minispec_tools" and there == "minispec_course":  # inside a command, as every benchmark is
+        return not at_top or name.startswith("minispec_tools.bench.")
+    return not (here == "minispec_course" and module.startswith("minispec_tools.bench"))
 
 
 def test_imports_go_down_only(found):
-    names = [name for name in found if name != "minispec"]
-    assert [name for name in names if not room_of(name)] == [], "give the new room its position in ROOMS"
-    wrong = []
-    for name in names:
-        for module, _, ours in found[name]:
-            if ours and module != "minispec" and HEIGHT[room_of(module)] > HEIGHT[room_of(name)]:
-                wrong.append(f"{name} must not know about {module}")
-            if (
-                module == "minispec"
-                and name.startswith("minispec.")
-                and not name.startswith(("minispec_tools.cli", "minispec.__"))
-            ):
-                wrong.append(f"{name} takes a name from the package, not from its module")
+    wrong = [
+        f"{name} must not know about {module}"
+        for name, statements in found.items()
+        for module, at_top, ours in statements
+        if ours and not may_import(name, module, at_top)
+    ]
     assert wrong == []
 
 
 def test_no_circle_of_imports(found):
-    """Among files, and among rooms; imports inside functions and for type hints count. And none while importing, where
-    a file of a folder runs the folder's __init__ first."""
-    itself = lambda module: module  # noqa: E731
-    for part, running in ((itself, False), (room_of, False), (itself, True)):
-        graph = {part(name): set() for name in found}
+    """Among files, imports inside functions included; and none while importing, where a file of a folder runs the
+    folder's __init__ first."""
+    for running in (False, True):
+        graph = {name: set() for name in found}
         for name, statements in found.items():
             ours = {module for module, at_top, ours in statements if ours and (at_top or not running)}
             ours |= {module.rpartition(".")[0] for module in ours if running}
-            ours = {module for module in ours & found.keys() - {*PACKAGES} if not name.startswith(f"{module}.")}
-            graph[part(name)] |= {part(module) for module in ours} - {part(name)}
+            graph[name] |= {m for m in ours & found.keys() - {*PACKAGES, name} if not name.startswith(f"{m}.")}
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
@@ -180,16 +138,46 @@ def test_no_circle_of_imports(found):
 
 
 def test_the_core_asks_for_no_notebook_packages(found):
+    compiled = ("minispec.cpu.gemm",)  # imported when first needed
     for name, statements in found.items():
-        if not name.startswith("minispec.") and name != "minispec":
+        if name.partition(".")[0] != "minispec":
             continue
-        allowed = CORE_PACKAGES | ({"numba", "llvmlite"} if name in COMPILED else set())
-        allowed |= {*serve.PACKAGES} if name in SERVED else set()
+        allowed = CORE_PACKAGES | ({"numba", "llvmlite"} if name in compiled else set())
         for module, at_top, ours in statements:
-            if not ours and at_top:
-                assert module in allowed, f"{name} imports {module} at its top"
-            elif not ours and not name.startswith("minispec_tools.cli"):  # which starts JupyterLab when asked to
-                assert module not in COURSE_PACKAGES, f"{name} imports {module}"
+            assert ours or not at_top or module in allowed, f"{name} imports {module} at its top"
+            assert ours or module not in COURSE_PACKAGES, f"{name} imports {module}"
+
+
+# ---------------------------------------------------------------- what an import brings along
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh process has imported after this."""
+    probe = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return {*json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("module, most", [("verify", 8), ("model", 6), ("speculate", 20)])
+def test_an_import_loads_few_files(module, most):
+    """What a reader of this file has to know of the rest. Beside the package itself and how it waits for its names."""
+    ours = {name for name in loaded(f"import minispec.{module}") if name.startswith("minispec.")} - {"minispec.lazy"}
+    assert len(ours) <= most, sorted(ours)
+
+
+def test_a_cpu_loads_nothing_of_a_gpu():
+    code = "import minispec as ms; model = ms.load('micro', device='cpu'); ms.generate(model, 'Once', 4)"
+    assert not {name for name in loaded(code) if name.startswith("minispec.gpu")}
+
+
+def test_everything_public_is_there():
+    """Even where a module of the same name is imported first. What the command line lists are the names there are."""
+    assert all(getattr(ms, name, None) is not None for name in ms.__all__)
+    assert len(set(ms.__all__)) == len(ms.__all__) and {*ms.__all__} <= {*dir(ms)}
+    assert all(getattr(ms.drafters, name, None) is not None for name in ms.drafters.HOMES)
+    slow = {"transformers", "huggingface_hub", "numba", "scipy"}  # and seldom needed
+    assert not slow & loaded("import minispec.load.write, minispec as ms; assert callable(ms.load)")
+    assert [*ms.drafters.DRAFTERS] == options.DRAFTERS
 
 
 # ---------------------------------------------------------------- without the extra "course"
@@ -243,16 +231,6 @@ def test_an_engine_needs_no_notebook_packages():
     assert (code, out) == (2, "") and "starlette" in err and '.[serve]"' in err
 
 
-def test_everything_public_is_there():
-    """Even where a module of the same name is imported first. What the command line lists are the names there are."""
-    assert all(getattr(ms, name, None) is not None for name in ms.__all__)
-    assert len(set(ms.__all__)) == len(ms.__all__) and {*ms.__all__} <= {*dir(ms)}
-    code = "import sys, minispec.load.write, minispec as ms; assert callable(ms.load)\n"
-    code += "assert not {'transformers', 'huggingface_hub', 'numba', 'scipy'} & {*sys.modules}  # slow, seldom needed"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert [*ms.drafters.DRAFTERS] == options.DRAFTERS
-
-
 # ---------------------------------------------------------------- versions
 
 
@@ -273,6 +251,10 @@ def version(pin: Requirement) -> str:
     return exact.version
 
 
+def names(requirements: list[str]) -> set[str]:
+    return {Requirement(line).name.replace("-", "_") for line in requirements} - {"minispec"}  # another extra
+
+
 def test_every_dependency_has_an_exact_pin_within_its_range():
     project, pins = read_project(), read_pins()
     wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
@@ -280,32 +262,14 @@ def test_every_dependency_has_an_exact_pin_within_its_range():
         if requirement.name != "minispec":  # an extra that includes another
             assert requirement.specifier.contains(version(pins[canonicalize_name(requirement.name)])), requirement.name
     assert version(pins["torch"]) == "2.13.0"  # an open range would pull gigabytes of CUDA packages
-    assert project["version"] == ms.__version__
 
 
-def test_the_notebook_packages_come_with_the_extra_alone():
+def test_what_is_not_needed_by_everybody_comes_with_an_extra():
     project = read_project()
-    extras = project["optional-dependencies"]
-    engine, notebooks = (
-        {Requirement(line).name for line in text} for text in (project["dependencies"], extras["course"])
-    )
-    assert engine >= CORE_PACKAGES and not engine & notebooks
-    assert notebooks >= {"pyyaml" if name == "yaml" else name for name in minispec_course.PACKAGES}
-    assert {Requirement(line).name.replace("-", "_") for line in extras["serve"]} == {*serve.PACKAGES}
-
-
-# ---------------------------------------------------------------- what a newcomer reads
-
-
-def test_readme_names_the_commands_and_its_links_lead_somewhere():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for command in ("make lab", "make test", 'pip install -c constraints.txt -e ".[course]"'):
-        assert command in text
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or (ROOT / link).exists(), link
-
-
-def test_the_licence_is_apache_2():
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert "Apache License" in text and "Version 2.0" in text and "END OF TERMS AND CONDITIONS" in text
-    assert read_project()["license"] == "Apache-2.0"
+    extras = {name: names(lines) for name, lines in project["optional-dependencies"].items()}
+    core = names(project["dependencies"])
+    assert core == CORE_PACKAGES - {"filelock"} | {"huggingface_hub", "jinja2"}  # which brings filelock
+    assert not core & set().union(*extras.values())
+    assert extras["course"] >= {"pyyaml" if name == "yaml" else name for name in minispec_course.PACKAGES}
+    assert extras["serve"] == {*serve.PACKAGES}
+    assert "minispec[cpu,structured,gguf]" in project["optional-dependencies"]["course"]

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -60,7 +61,9 @@ def compiled() -> ModuleType | None:
 def _compiled() -> ModuleType | None:
     try:
         import numba
-    except ImportError:  # not there, or made for another numpy
+    except ImportError as error:  # not there, or made for another numpy
+        said = f"numba cannot be imported here ({error}), so torch computes passes of few tokens, which takes longer"
+        warnings.warn(f'{said}: run pip install -c constraints.txt -e ".[cpu]"', stacklevel=2)
         return None
     before, folder = numba.config.CACHE_DIR, compiled_folder()
     try:  # compiling takes ten seconds: every later process finds the result here

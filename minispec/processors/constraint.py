@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..require import require_packages
+
 if TYPE_CHECKING:
     from ..load.model import Model
 
@@ -159,6 +161,7 @@ def follower(
         return OneOf(choices, model.config.vocab_size, ends)
     if model.tokenizer is None:
         raise ValueError(f"{model.name} has no tokenizer, so tokens have no text: give choices as lists of token ids")
+    require_packages("a constraint on text", "structured", "llguidance")
     from llguidance import LLMatcher
 
     if schema is not None:

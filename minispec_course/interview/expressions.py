@@ -1,4 +1,4 @@
-"""Numbers: computed from formulas of theory.py and arithmetic, and read from what somebody typed."""
+"""Numbers: computed from formulas.py and arithmetic, and read from what somebody typed."""
 
 import ast
 import operator
@@ -6,11 +6,13 @@ import re
 
 from minispec import theory
 
+from .. import formulas
+
 NAMES = {
     name: value
-    for name, value in vars(theory).items()
+    for name, value in vars(formulas).items()
     if not name.startswith("_")
-    and (getattr(value, "__module__", "") == theory.__name__ or isinstance(value, theory.Hardware))
+    and (getattr(value, "__module__", "") in (theory.__name__, formulas.__name__) or isinstance(value, theory.Hardware))
     and not isinstance(value, type)
 }
 ATTRIBUTES = {"bandwidth", "flops", "linear", "pairs"}
@@ -19,7 +21,7 @@ ARITHMETIC |= {ast.Mod: operator.mod, ast.Pow: lambda a, b: float(a) ** float(b)
 
 
 def evaluate(expression: str) -> float:
-    """The number an expression stands for: arithmetic on the names of theory.py, as in "speedup(0.7, 4, c=0.1)".
+    """The number an expression stands for: arithmetic on the names of formulas.py, as in "speedup(0.7, 4, c=0.1)".
 
     Walked node by node, never handed to Python's eval: a bank may come from anywhere.
     """
@@ -47,7 +49,7 @@ def _value(node: ast.AST):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(word.arg for word in node.keywords):
         options = {word.arg: _value(word.value) for word in node.keywords}
         return _value(node.func)(*map(_value, node.args), **options)
-    raise ValueError(f"{ast.unparse(node)!r} may not be used: numbers, arithmetic and the names of theory.py only")
+    raise ValueError(f"{ast.unparse(node)!r} may not be used: numbers, arithmetic and the names of formulas.py only")
 
 
 def _number(value) -> float:

@@ -8,7 +8,7 @@ the drill works without.
 import json
 import os
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from filelock import FileLock
@@ -26,7 +26,7 @@ FSRS = Scheduler(learning_steps=(), relearning_steps=[timedelta(minutes=10)], en
 class Schedule:
     """A card for everything that was asked once. `now` can be set, for tests and for the curious."""
 
-    def __init__(self, file: Path | None, now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)):
+    def __init__(self, file: Path | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
         self.file, self.now, self.notice = file, now, ""
         self.cards: dict[str, Card] = {}
         try:

@@ -16,8 +16,7 @@ from itertools import takewhile
 
 from fsrs import Rating
 
-from minispec import theory
-
+from .. import formulas
 from .question import LEVELS, Number, Question
 from .questions import lesson, topics
 from .schedule import Schedule
@@ -225,10 +224,10 @@ class Computed:
 
     @property
     def solution(self) -> list[str]:
-        """How we would begin, the expression, and the formulas of theory.py in it."""
+        """How we would begin, the expression, and the formulas in it."""
         number = self.item.number
         names = [node.id for node in ast.walk(ast.parse(number.expression)) if isinstance(node, ast.Name)]
-        known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(theory, name))]
+        known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(formulas, name))]
         lines = [self.item.begin] if self.item.begin else []
         lines += [f"{number.expression} = {digits(number.computed)} {number.unit}".rstrip()]
         return lines + [f"{name}: {formula(name)}" for name in known]
@@ -242,7 +241,7 @@ def digits(value: float) -> str:
 
 def formula(name: str) -> str:
     """What the docstring of a formula begins with."""
-    return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
+    return inspect.getdoc(getattr(formulas, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
 def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:

@@ -3,7 +3,7 @@
 python -m minispec_course.interview.sheets                            writes docs/cheatsheet.md and docs/design_sheet.md
 python -m minispec_course.interview.sheets design_sheet sheet.html    one of them, to print on a sheet of A4
 
-A template computes with theory.py, quotes the docstrings of its formulas, and quotes the bank.
+A template computes with formulas.py, quotes the docstrings of its formulas, and quotes the bank.
 """
 
 import sys

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from minispec import theory
 from minispec.drafters import DFlashHead, Drafter, EagleHead, EarlyExit
 from minispec.generate import generate
 from minispec.load.model import Model
@@ -18,6 +17,7 @@ from minispec.output import Output
 from minispec.sequence import Sequence
 from minispec.speculate import speculate
 from minispec.trace import Trace
+from minispec_course import formulas
 
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
@@ -45,9 +45,9 @@ def byte_costs(target: Model, draft: Model) -> dict[str, float]:
     """c of the drafters of lesson 08, as bytes for one draft token over the bytes for one pass of a 16-bit target."""
     whole, parameters = weight_bytes(target), weight_bytes(target) / target.dtype.itemsize
     models = {
-        "small model": theory.draft_cost(weight_bytes(draft), whole),
-        "early exit": theory.draft_cost(weight_bytes(EarlyExit(target).draft), whole),
-        "int4 copy": theory.draft_cost(theory.quantized_bytes(parameters, bits=4, group=32), 2 * parameters),
+        "small model": formulas.draft_cost(weight_bytes(draft), whole),
+        "early exit": formulas.draft_cost(weight_bytes(EarlyExit(target).draft), whole),
+        "int4 copy": formulas.draft_cost(formulas.quantized_bytes(parameters, bits=4, group=32), 2 * parameters),
     }
     return models | dict.fromkeys(("yours", "suffix", "lookahead"), 0.0)  # which read no weights of their own
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from minispec import exact, theory, verify
 from minispec.theory import H200, Hardware, roofline_time
+from minispec_course import formulas
 
 # ---- one budget -----------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ def pass_seconds(
 ) -> float:
     """A pass in bfloat16 on a roofline: it reads the weights that its tokens touch, and computes with those of each
     token. Short contexts: the KV cache is left out. A dense model is a mixture with one expert."""
-    read = always + theory.experts_touched(experts, per_token, tokens) * expert
+    read = always + formulas.experts_touched(experts, per_token, tokens) * expert
     return roofline_time(2 * read, 2 * tokens * (always + per_token * expert), hardware)
 
 

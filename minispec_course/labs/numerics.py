@@ -12,7 +12,8 @@ from minispec.generate import generate
 from minispec.load.model import Model
 from minispec.load.quantize import dequantize, quantize
 from minispec.speculate import speculate
-from minispec.theory import quantized_bytes
+
+from ..formulas import quantized_bytes
 
 # ---- logits ---------------------------------------------------------------------------------------------------------
 

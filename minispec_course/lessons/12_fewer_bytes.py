@@ -21,8 +21,7 @@
 import torch
 
 import minispec as ms
-from minispec import theory
-from minispec_course import viz
+from minispec_course import formulas, viz
 from minispec_course.check import yours
 from minispec_course.labs import numerics
 from minispec_course.labs.pairs import where
@@ -204,15 +203,15 @@ gain_guess
 # context.
 
 # %% tags=["spoiler"]
-print(f"80 % weights, a quarter of the bytes: {theory.fewer_bytes_speedup(0.8, 4):.2f} times as fast")
+print(f"80 % weights, a quarter of the bytes: {formulas.fewer_bytes_speedup(0.8, 4):.2f} times as fast")
 parameters, per_token = 2 * 8e9, 2 * 32 * 8 * 128 * 2  # bytes: of 8 B parameters, of keys and values in 32 layers
 for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
     share = parameters / (parameters + batch * context * per_token)
-    gain = theory.fewer_bytes_speedup(share, 16 / 4.5)
+    gain = formulas.fewer_bytes_speedup(share, 16 / 4.5)
     print(f"batch {batch:>2}, context {context}: weights {share:4.0%} of the bytes, NVFP4 gains {gain:.2f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-gain_guess.reveal(theory.fewer_bytes_speedup(0.8, 4))
+gain_guess.reveal(formulas.fewer_bytes_speedup(0.8, 4))
 
 # %% [markdown]
 # Three conditions are hidden in such a number.

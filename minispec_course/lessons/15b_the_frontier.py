@@ -21,8 +21,7 @@ from operator import mul
 import torch
 
 import minispec as ms
-from minispec import theory
-from minispec_course import viz
+from minispec_course import formulas, viz
 from minispec_course.check import mine, yours
 from minispec_course.labs import frontier
 
@@ -308,7 +307,7 @@ SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM 
     "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.47e9, expert=32 * 176.2e6),
     "Qwen3-30B-A3B, 8 of 128": dict(experts=128, per_token=8, always=1.23e9, expert=48 * 4.72e6),
 }
-print(f"Mixtral: one token touches 2 of 8 experts, five touch {theory.experts_touched(8, 2, 5):.1f}")
+print(f"Mixtral: one token touches 2 of 8 experts, five touch {formulas.experts_touched(8, 2, 5):.1f}")
 BATCHES = (1, 4, 16, 64, 256, 1024)
 print(f"{'speed-up (best k) for a batch of':34}", *(f"{batch:9}" for batch in BATCHES))
 for name, shape in SHAPES.items():

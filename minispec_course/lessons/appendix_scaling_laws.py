@@ -12,8 +12,7 @@
 # - say why models are often trained far beyond that optimum.
 
 # %%
-from minispec import theory
-from minispec_course import viz
+from minispec_course import formulas, viz
 from minispec_course.check import yours
 
 # %% [markdown]
@@ -56,7 +55,7 @@ def compute_optimal(flops: float, tokens_per_parameter: float) -> tuple[float, f
 
 
 # %% tags=["spoiler"]
-gpt3 = theory.training_flops(175e9, 300e9)
+gpt3 = formulas.training_flops(175e9, 300e9)
 n, d = compute_optimal(gpt3, 20)
 print(f"GPT-3, {gpt3:.2e} FLOP: best {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens")
 
@@ -125,7 +124,7 @@ for size in (best / 4, best / 2, best, 2 * best, 175e9):
 # Llama-3-8B, which was trained on 15 trillion tokens:
 
 # %%
-llama = theory.training_flops(8e9, 15e12)
+llama = formulas.training_flops(8e9, 15e12)
 bottom = best_size(llama)
 lost = excess(8e9, llama) - excess(bottom, llama)
 print(f"Llama-3-8B had {15e12 / 8e9:,.0f} tokens per parameter; the same compute: {bottom / 1e9:.0f} B at best")

@@ -12,6 +12,7 @@ from plotly.colors import sample_colorscale
 from minispec import theory
 from minispec.load.registry import BENCHMARKS
 from minispec.measure import where
+from minispec_course import formulas
 from minispec_tools.demo import Result
 
 from .drawing import SOFT, Axes, Canvas
@@ -137,7 +138,7 @@ def surface(dots: Sequence[Dot | Result | dict] = ()) -> Panel:
         words = f"At α = {alpha:.2f} and c = {c:.2f} "
         words += f"the best k is {k}: {gain:.2f} times as fast as plain decoding. " if k else ""
         words += "" if k else "no draft length gains anything: k = 0. "
-        ceiling = min(theory.token_ceiling(alpha), 1 / c if c else np.inf)
+        ceiling = min(formulas.token_ceiling(alpha), 1 / c if c else np.inf)
         words += f"No k could do better than {ceiling:.2f}, the lower of the two ceilings 1/(1 − α) and 1/c."
         if dot:
             words += f" Marked: {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."

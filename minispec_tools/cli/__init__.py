@@ -164,7 +164,8 @@ def get_model(args) -> None:
 
 def measure(args) -> None:
     from minispec import load
-    from minispec.measure import measure
+
+    from ..measure import measure
 
     require_writable("json", args.json, make_folders=False)
     report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)

@@ -8,15 +8,11 @@ process.py    a port, signals, and how it all ends
 They need the packages of the extra "serve"; this file does not, so that `minispec --help` works without.
 """
 
-from importlib.util import find_spec
+from minispec.require import require_packages
 
 PACKAGES = ("starlette", "uvicorn", "h11", "prometheus_client", "pydantic")
 
 
 def require_extra() -> None:
     """Say what to install before an import fails half-way through."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ValueError(
-            f"a server needs packages that are not installed here ({', '.join(missing)}): "
-            'run pip install -c constraints.txt -e ".[serve]"'
-        )
+    require_packages("a server", "serve", *PACKAGES)

@@ -170,7 +170,7 @@ class Server:
         parts, size = [], 0
         try:
             await asyncio.wait_for(read(), PATIENCE)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {PATIENCE} s: send it faster", "timeout") from None
         if size > self.max_body:
             raise ApiError(413, f"the body is longer than {self.max_body} bytes: send less", "request_too_large")

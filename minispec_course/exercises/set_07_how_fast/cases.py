@@ -3,6 +3,7 @@
 import math
 
 from minispec import theory
+from minispec_course import formulas
 
 from ..exercise import Complaint, exercise
 from ..fresh import Draw, fresh
@@ -67,7 +68,7 @@ class _:
     def endless_draft(alpha, k):
         """You compute 1 / (1 − α), the value for an infinitely long draft. With k draft tokens the sum has only k + 1
         terms and stays below that ceiling."""
-        return theory.token_ceiling(alpha)
+        return formulas.token_ceiling(alpha)
 
     def k_at_one(alpha, k):
         """At α = 1 you return k. All k draft tokens are accepted there and the bonus is emitted as well, so return k +

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from minispec import theory
+from minispec_course import formulas
 
 from ..exercise import Complaint, exercise
 from ..fresh import Draw, fresh
@@ -299,7 +300,7 @@ def _(draw):
 # ---- 12.bytes_read --------------------------------------------------------------------------------------------------
 def gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
     before = theory.pass_bytes(weights, 2, batch, context, kv_bytes)
-    after = theory.quantized_bytes(weights, bits, group) + batch * context * kv_bytes
+    after = formulas.quantized_bytes(weights, bits, group) + batch * context * kv_bytes
     return ratio(before, after, weights, batch, bandwidth, peak)
 
 
@@ -361,7 +362,7 @@ class _:
     def one_cache(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
         """You read one cache for the whole batch. Each sequence has a cache of its own: multiply by batch."""
         before = 2 * weights + context * kv_bytes
-        after = theory.quantized_bytes(weights, bits, group) + context * kv_bytes
+        after = formulas.quantized_bytes(weights, bits, group) + context * kv_bytes
         return ratio(before, after, weights, batch, bandwidth, peak)
 
     def bytes_only(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):

@@ -2,7 +2,7 @@
 
 import math
 
-from minispec import theory
+from minispec_course import formulas
 
 from ..exercise import exercise
 from ..fresh import fresh
@@ -17,7 +17,7 @@ def observe_optimal(answer, flops, tokens_per_parameter):
 
 OPTIMAL = exercise(
     "appendix.compute_optimal",
-    reference=theory.compute_optimal,
+    reference=formulas.compute_optimal,
     observe=observe_optimal,
     cases=[
         dict(flops=120.0, tokens_per_parameter=20.0),
@@ -53,11 +53,11 @@ class _:
     def always_twenty(flops, tokens_per_parameter):
         """You use 20 tokens per parameter whatever the argument says. A model that will be served a lot is trained on
         more: use tokens_per_parameter."""
-        return theory.compute_optimal(flops)
+        return formulas.compute_optimal(flops)
 
     def exchanged(flops, tokens_per_parameter):
         """You return the tokens first. Return the parameters first, then the tokens."""
-        return theory.compute_optimal(flops, tokens_per_parameter)[::-1]
+        return formulas.compute_optimal(flops, tokens_per_parameter)[::-1]
 
 
 @fresh("appendix.compute_optimal", "20 tokens per parameter")

@@ -25,7 +25,7 @@
         },
         tokenCeiling: (alpha) => 1 / (1 - alpha),
         verifyCost: (v, grows) => (k) => (grows ? Math.max(1, 1 + (v - 1) * k / 4) : v),  // viz.surface.verify_cost
-        // theory.acceptance, verify.residual, and what a verifier emits at one position
+        // formulas.acceptance, verify.residual, and what a verifier emits at one position
         acceptance: (p, q) => sum(p.map((x, i) => Math.min(x, q[i]))),
         residual(p, q) {
             const left = p.map((x, i) => Math.max(x - q[i], 0)), total = sum(left);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +30,7 @@ DAY = timedelta(days=1)
 class Clock:
     """A schedule's `now` that a test moves."""
 
-    time = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    time = datetime(2030, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
         return self.time
