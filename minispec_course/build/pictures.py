@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 import plotly
 from nbformat import NotebookNode, from_dict
@@ -35,19 +36,23 @@ PAGE = """<!doctype html><meta charset="utf-8"><style>
 body { margin: 0; background: #fff; font: 13px/1.3 var(--jp-ui-font-family) }
 #card { box-sizing: border-box; padding: 12px 16px; width: WIDTHpx }
 </style><style>CSS</style><div id="card"></div>""".replace("WIDTH", str(WIDTH)).replace("CSS", CSS)
-DRAW = """async ([script, state]) => {
+DRAW = """async ([panelScript, figureScript, state]) => {
     const card = document.getElementById("card");
-    const view = (await import(URL.createObjectURL(new Blob([script], {type: "text/javascript"})))).default;
+    const address = script => URL.createObjectURL(new Blob([script], {type: "text/javascript"}));
+    const load = async script => (await import(address(script))).default;
+    const view = await load(panelScript);
     globalThis.minispecEnd?.();
     card.replaceChildren();
     globalThis.minispecEnd = view.render({el: card, model: {get: name => state[name], on() {}, send() {}}});
     while (card.dataset.drawn !== String(state.drawn)) await new Promise(requestAnimationFrame);
+    if (state.figure.data) await (await load(figureScript))(card.querySelector(".picture"), state.figure, state.greys);
     await document.fonts.ready;
 }"""
+FIGURE_VIEW = (Path(__file__).parent / "figure_view.js").read_text(encoding="utf-8")
 LIBRARY = """source => {
     const module = {exports: {}};
     new Function("module", source)(module);
-    globalThis.minispecPlotly = Promise.resolve(module.exports);
+    globalThis.minispecPlotly = module.exports;
 }"""
 
 
@@ -80,7 +85,10 @@ def painter():
         def draw(drawn: dict) -> tuple[bytes, int, int]:
             nonlocal number
             number += 1
-            page.evaluate(DRAW, [ESM, {**drawn, "greys": [GREY, TEXT], "longest": "", "drawn": number, "busy": False}])
+            page.evaluate(
+                DRAW,
+                [ESM, FIGURE_VIEW, {**drawn, "greys": [GREY, TEXT], "longest": "", "drawn": number, "busy": False}],
+            )
             card = page.locator("#card")
             box = card.bounding_box()
             png = card.screenshot(animations="disabled", scale="css" if scale(drawn) == 1 else "device")
@@ -97,7 +105,7 @@ def scale(drawn: dict) -> float:
 
 def drawn_from(drawn: dict) -> str:
     """A fingerprint of everything that a picture depends on, less the browser."""
-    text = json.dumps([drawn, ESM, PAGE, scale(drawn), plotly.__version__], sort_keys=True)
+    text = json.dumps([drawn, ESM, FIGURE_VIEW, PAGE, scale(drawn), plotly.__version__], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -4,7 +4,7 @@ A picture is a plain function of numbers and choices. It works in a script, in a
 on its arguments. The function returns a drawing (drawing.py) and, if it likes, a sentence beside it that says in words
 what the picture shows: a screen reader speaks it when the picture changes.
 
-One script, picture_view.js, shows them all. The builder draws plotly's figures with it, too (build/pictures.py).
+One script, picture_view.js, shows them all.
 """
 
 import os
@@ -18,7 +18,6 @@ import plotly
 import traitlets
 
 from ..stored import PICTURE, WANTED, keep, text_output
-from .style import GREY, TEXT
 
 FOLDER = Path(__file__).parent
 ESM = (FOLDER / "picture_view.js").read_text(encoding="utf-8")
@@ -35,12 +34,10 @@ class PictureView(anywidget.AnyWidget):
     """A drawing and its words; `drawn` counts the pictures."""
 
     _esm, _css = ESM, CSS
-    figure = traitlets.Dict().tag(sync=True)  # empty: only the builder draws figures
     html = traitlets.Unicode().tag(sync=True)
     words = traitlets.Unicode().tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
     drawn = traitlets.Int(0).tag(sync=True)
-    greys = traitlets.List([GREY, TEXT]).tag(sync=True)  # colours that the page replaces by a readable one of its own
     longest = traitlets.Unicode("").tag(sync=True)  # the page keeps room for this sentence
     chosen = traitlets.Dict().tag(sync=True)  # by a click: {"name": of a control, "value": its new one}
 
