@@ -27,7 +27,7 @@ LEAST = 0.15
 
 
 def tree_size(nodes: int | None, device, known: dict[str, int] = NODES) -> int:
-    return known.get(torch.device(device).type, 24) if nodes is None else nodes
+    return known[torch.device(device).type] if nodes is None else nodes
 
 
 def grow(

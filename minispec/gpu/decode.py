@@ -151,16 +151,6 @@ class FastDecoder:
             raise ValueError(NOT_FINITE)
         return [row[:-1] for row in rows]
 
-    @on_the_device
-    def fetch(self) -> list[list[int]]:
-        """Wait for what was launched, and get what each row has written that nobody has seen (lesson 13)."""
-        rows, counts = self.text.tolist(), self.count.tolist()
-        if not bool(self.sound):
-            raise ValueError(NOT_FINITE)
-        new = [row[seen:count] for row, seen, count in zip(rows, self.fetched, counts, strict=True)]
-        self.saw([len(tokens) for tokens in new])
-        return new
-
     def saw(self, new: Sequence[int]) -> None:
         """So many tokens are new in each row: what the host knows of the longest is that, and what is under way."""
         self.fetched = [before + more for before, more in zip(self.fetched, new, strict=True)]

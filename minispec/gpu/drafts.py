@@ -47,7 +47,6 @@ from ..drafters.dflash2 import DFlash2
 from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
-from ..drafters.mtp import MTP
 from ..sequence import Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -441,8 +440,8 @@ class Cycles:
     def fits(self) -> bool:
         return self.many.fits(self.buckets.shape[0])
 
-    def end(self, launch: Launch, tables: list[list[int]]) -> None:
-        """The end of a cycle whose drafts come from `launch`. Tables have the slots for the next one, however this one
+    def end(self, tables: list[list[int]]) -> None:
+        """The end of a cycle. Tables have the slots for the next one, however this one
         ends; those of requests that have ended are empty."""
         buckets, (B, T, _) = self.buckets, self.buckets.shape
         if self.out is not self.many.out:
@@ -536,5 +535,5 @@ class Cycles:
         sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
 
 
-FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany})
+FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany})
 FOR_MANY.update({DFlash: DFlashForMany, DFlash2: DFlashForMany, DSpark: DFlashForMany})

@@ -17,7 +17,7 @@ GPU's cache. So programs take more rows. Where that makes fewer of them than the
 the same rows (split-K), and residual and norm are left to `add_norm`, which adds up the parts.
 
 For more tokens the products are torch's (`wide`), and a kernel stands in each gap between two of them: `add_norm` and
-`gated`. `turn_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
+`gated`. `rope_and_store` (RoPE, and the write of k and v to memory) serves any number of tokens.
 """
 
 import math
@@ -328,7 +328,7 @@ def wide(x, weight, bias=None, *, eps=0.0, swiglu=False, residual=None, gain=Non
 
 
 @jit
-def _turn(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: constexpr, HEADS: constexpr):
+def _rope(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: constexpr, HEADS: constexpr):
     """Some heads of one token, of q, of k and of v."""
     qkv, cos, sin, positions, rows, slots, q, keys, values = tensors
     qkv_token, positions_b, positions_t, rows_b, rows_t, slots_b, slots_t, kv_row, kv_head, kv_slot = apart
@@ -350,7 +350,7 @@ def _turn(tensors, T, apart, H: constexpr, HKV: constexpr, D: constexpr, WIDTH: 
     tl.store(values + place + (head - H - HKV) * kv_head, x, mask=inside & (head >= H + HKV))
 
 
-def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tensor:
+def rope_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tensor:
     """[B, T, (H + 2·Hkv)·D] → the queries [B, H, T, D], rotated by cos and sin [S, 1, D] at positions [B, T]; keys and
     values are in memory [R, Hkv, S, D]: in rows [B, 1] or [B, T] of it, and slots [B, T] of these."""
     (B, T, width), (Hkv, D) = qkv.shape, (keys.shape[1], keys.shape[3])
@@ -361,5 +361,5 @@ def turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots) -> Tenso
     apart = qkv.stride(1), *positions.stride(), *rows.stride(), *slots.stride(), *keys.stride()[:3]
     with torch.cuda.device_of(qkv):
         sizes = dict(H=H, HKV=Hkv, D=D, WIDTH=triton.next_power_of_2(D), HEADS=HEADS)
-        _turn[(B * T, -(-(H + 2 * Hkv) // HEADS))](tensors, T, apart, **sizes, num_warps=8)
+        _rope[(B * T, -(-(H + 2 * Hkv) // HEADS))](tensors, T, apart, **sizes, num_warps=8)
     return q.transpose(1, 2)

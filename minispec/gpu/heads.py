@@ -29,8 +29,8 @@ from .weights import (
     best_attention,
     has_kernels,
     layer,
+    rope_for,
     rope_table,
-    turning,
     weights,
     weights_of,
 )
@@ -94,10 +94,10 @@ class LeanLayers:
         cache = self.cache
         look = self.attend(start, slots if mask is None else start[:, None], cache.capacity, cache.groups, mask)
         kernel = self.weights[0].q_norm is None and has_kernels(x.device, x.dtype)
-        turned = turning(self.rows, slots, positions, self.cos, self.sin, self.config, kernel)
+        rope = rope_for(self.rows, slots, positions, self.cos, self.sin, self.config, kernel)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
-            turn, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
-            x, half = layer(self.product, w, half, x, turn, see, gain)
+            rope_here, see = partial(rope, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
+            x, half = layer(self.product, w, half, x, rope_here, see, gain)
         return x, half
 
 

@@ -25,13 +25,13 @@ from ..model import Config, Layer, Transformer, rope_at, rotate
 from . import attention as by_kernel
 from . import gemm
 from .attention import kernels_run as has_kernels
-from .gemm import BY_KERNEL, BY_TORCH, turn_and_store, wide
+from .gemm import BY_KERNEL, BY_TORCH, rope_and_store, wide
 from .graph import Captures, on_the_device
 from .trees import best_of
 
 PROMPTS = (16, 1024)  # sizes of captured prompts, from … to
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
-Turn = Callable[[Tensor, "Weights", Tensor, Tensor], Tensor]  # qkv, a layer's weights, its keys and values → queries
+Rope = Callable[[Tensor, "Weights", Tensor, Tensor], Tensor]  # qkv, a layer's weights, its keys and values → queries
 Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
 
 
@@ -114,7 +114,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
+def rope_and_store_torch(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     """RoPE, and k, v into memory: [B, T, (H + 2·Hkv)·D] → the queries."""
     heads = qkv.unflatten(-1, (-1, c.head_dim))
     q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 2)  # [B, T, heads, D]
@@ -132,19 +132,19 @@ def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[T
     return cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()
 
 
-def turning(rows, slots, positions, cos, sin, c: Config, kernel: bool = False) -> Turn:
-    """How qkv becomes queries, with k and v put into memory: by one kernel, or by `turn`. cos and sin are those of all
-    positions [S, 1, D]."""
+def rope_for(rows, slots, positions, cos, sin, c: Config, kernel: bool = False) -> Rope:
+    """How qkv becomes queries, with k and v put into memory: by one kernel, or by torch (`rope_and_store_torch`). cos
+    and sin are those of all slots."""
     if kernel:
-        return lambda qkv, w, keys, values: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
+        return lambda qkv, w, keys, values: rope_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
     cos, sin = cos[positions], sin[positions]  # [B, T, 1, D]
-    return lambda qkv, w, keys, values: turn(qkv, w, keys, values, rows, slots, cos, sin, c)
+    return lambda qkv, w, keys, values: rope_and_store_torch(qkv, w, keys, values, rows, slots, cos, sin, c)
 
 
-def layer(product, w: Weights, h, x, turn, look, gain):
+def layer(product, w: Weights, h, x, rope, look, gain):
     """Four products, with RoPE, the write to memory and attention between the first two: the stream after the layer,
     also (half-)normed for what comes next. `product` is `skinny` or `wide`, which take the small steps along."""
-    o = look(turn(product(h, *w.qkv))).transpose(1, 2).flatten(2)
+    o = look(rope(product(h, *w.qkv))).transpose(1, 2).flatten(2)
     x, h = product(o, *w.out, residual=x, gain=w.mlp_norm)
     return product(product(h, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
 
@@ -200,10 +200,10 @@ class Fused:
         gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
         _, h = self.between.add_norm(x, None, self.layers[0].attention_norm, eps)
         by_kernel = self.kernels and self.layers[0].q_norm is None
-        turned = turning(rows, slots, positions, self.cos, self.sin, self.config, by_kernel)
+        rope = rope_for(rows, slots, positions, self.cos, self.sin, self.config, by_kernel)
         for n, (w, gain, keys, values) in enumerate(zip(self.layers, gains, *memory, strict=True), start=1):
-            turn_here, see = partial(turned, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
-            x, h = layer(product, w, h, x, turn_here, see, gain)
+            rope_here, see = partial(rope, w=w, keys=keys, values=values), partial(look, k=keys, v=values)
+            x, h = layer(product, w, h, x, rope_here, see, gain)
             if n in hidden_layers:
                 hidden[n] = x
         return x, hidden
