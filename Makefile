@@ -7,6 +7,7 @@
 #   make demo    watch a draft and its target tell a story in the terminal
 #   make site    set up, then build the course as web pages: site/index.html
 #   make lint    ruff, both as linter and as formatter
+#   make loc     lines of Python in every room
 #   make clean   remove .venv and all caches
 #
 # Another interpreter: make lab PYTHON=python3.12
@@ -17,7 +18,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab demo site test quick nightly lint clean
+.PHONY: lab demo site test quick nightly lint loc clean
 
 lab: $(VENV)/.installed-course
 	@$(BIN)/minispec lab
@@ -49,6 +50,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+loc:
+	@for room in minispec minispec/*/ minispec_course minispec_course/*/ minispec_tools minispec_tools/*/ tests; do \
+		lines=$$(find $$room -name '*.py' -exec cat {} + | wc -l); \
+		test $$lines -eq 0 || printf '%7d  %s\n' $$lines $${room%/}; \
+	done
+
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -57,7 +64,7 @@ clean:
 # The stamps remember what was installed, and are older than the files below as soon as one of these changes. What an
 # engine needs is part of the course's packages, and these are part of the development tools.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
-	$(PIP) -e .
+	$(PIP) -e ".[cpu]"
 	@touch $@
 
 $(VENV)/.installed-course: pyproject.toml constraints.txt | $(BIN)/pip

@@ -7,31 +7,34 @@
 The reading order, one idea a file:
 
     model       a decoder-only transformer, with its cache as an explicit argument
-    kernels     the product x Wᵀ that a CPU computes fastest
-    experts     a mixture of experts, the MLP of a sparse model
+    linear      the product x Wᵀ, by whatever computes it fastest here
     cache       keys and values, preallocated and rewindable
-    processors/ penalties, biases and constraints: what depends on the prefix
+    experts     a mixture of experts, the MLP of a sparse model
+    recurrent   layers with a state instead of keys and values, and how it is rewound
     sampling    from logits to a distribution, and from a distribution to a token
-    tree        token trees: several guesses for one position
-    trace       what happened in each draft-verify cycle
-    sequence    a request from its prompt to its output: tokens stored once, everything else a length
+    processors/ penalties, biases and constraints: what depends on the prefix
+    params      everything that a request may ask for
     output      what the caller gets: text as it becomes final, stop strings, log-probabilities
+    sequence    a request from its prompt to its output: tokens stored once, everything else a length
     generate    plain decoding: one forward pass for every token
+    tree        draft tokens as a tree: several guesses for one position
+    trace       what happened in each draft-verify cycle
     verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
     speculate   the loop: propose, forward, judge, keep, finish
-    drafters/   eleven ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
-    serving/    many requests at once: blocks, paged, scheduler, runner, engine
+    controller  how far to draft, chosen while it runs
+    drafters/   one drafter a file: base (the protocol), ngram, suffix, model, medusa, eagle, …
+    serving/    many requests together: blocks, paged, scheduler, runner, engine
 
-    require     what a caller may give: everything else is refused in words
     exact       the exact distribution of what a draft/verify scheme emits
     theory      the formulas: expected tokens, speed-up, rooflines
+    measure     honest timing: what this machine reads and computes, what a pass costs
     load/       models on disk: names, folders, formats
     cpu/        passes of few tokens near a CPU's limit, compiled by numba
     gpu/        the same passes near a GPU's limit, captured as CUDA graphs
-    parallel/   beyond one device
-    measure     honest timing: what this machine reads and computes, what a pass costs
+    require     what a caller may give: everything else is refused in words
     api lazy    the public names, imported when the first of them is used
-    cli/        the command line
+
+Beside it: minispec_tools has the command line, the server, benchmarks and training; minispec_course what teaches.
 """
 
 import sys

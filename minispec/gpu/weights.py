@@ -134,7 +134,7 @@ def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[T
 
 def rope_for(rows, slots, positions, cos, sin, c: Config, kernel: bool = False) -> Rope:
     """How qkv becomes queries, with k and v put into memory: by one kernel, or by torch (`rope_and_store_torch`). cos
-    and sin are those of all slots."""
+    and sin [S, 1, D] are those of all positions."""
     if kernel:
         return lambda qkv, w, keys, values: rope_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
     cos, sin = cos[positions], sin[positions]  # [B, T, 1, D]
