@@ -42,6 +42,18 @@ def on_the_device(function):
     return run
 
 
+@contextmanager
+def own_workspaces():
+    """cuBLAS works in memory that torch allocates once for each stream, and a graph keeps its address. Somebody else
+    may have that memory freed: torch.compile does, before it captures graphs of its own. So a capture takes a workspace
+    in its own pool, and nobody outside finds that one."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class Lane:
     """What graphs that replay one after the other share: a pool of scratch memory, since none leaves anything there
     that is needed later, and the streams, of some priority, that they are captured on."""
@@ -95,7 +107,7 @@ class Graphs:
         if lane.pool is None or not lane.alive:
             lane.alive, lane.pool = WeakSet(), torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.stream(self.stream(device)):
+            with torch.cuda.stream(self.stream(device)), own_workspaces():
                 graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
                 try:
                     yield

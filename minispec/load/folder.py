@@ -61,7 +61,7 @@ def require_int8(weights: str, device: torch.device, dtype: torch.dtype | None) 
     elif dtype not in (None, torch.float32):
         wrong = f"computes in float32: leave out dtype={dtype}"
     elif machine.compiled() is None:
-        wrong = 'needs numba, without which every token would expand all weights: run pip install -c constraints.txt -e ".[cpu]"'
+        wrong = "needs numba, without which every token would expand all weights: install the extra [cpu]"
     else:
         return
     raise ValueError(f"weights='int8' {wrong}, or leave weights out")
