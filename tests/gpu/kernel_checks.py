@@ -31,7 +31,7 @@ from minispec.gpu import decode, heads, vocab, weights
 from minispec.gpu import gemm as sk
 from minispec.gpu import trees as tk
 from minispec.gpu.decode import TreeSpeculator
-from minispec.gpu.weights import FastTransformer, Weights, norm, turn
+from minispec.gpu.weights import FastTransformer, Weights, norm, rope_and_store_torch
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.verify import greedy
@@ -319,8 +319,10 @@ def check_between() -> None:
     flat = [torch.zeros(B, 2, 32, D, device=DEVICE) for _ in range(4)], torch.arange(B, device=DEVICE)[:, None]
     blocks = [torch.zeros(7, 32, 2, D, device=DEVICE).transpose(1, 2) for _ in range(4)]  # slots before heads
     for memory, rows in (flat, (blocks, whole([0] * T, [3] * T, [6] * T))):
-        expected = turn(qkv, Weights(*[None] * 8), *memory[:2], rows, slots, cos[positions], sin[positions], CONFIG)
-        found = sk.turn_and_store(qkv, cos, sin, positions, *memory[2:], rows, slots)
+        expected = rope_and_store_torch(
+            qkv, Weights(*[None] * 8), *memory[:2], rows, slots, cos[positions], sin[positions], CONFIG
+        )
+        found = sk.rope_and_store(qkv, cos, sin, positions, *memory[2:], rows, slots)
         assert (found - expected).abs().max() < 1e-6 and memory[0].any()
         for a, b in zip(memory[:2], memory[2:], strict=True):
             assert (a - b).abs().max() < 1e-6

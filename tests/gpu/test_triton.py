@@ -70,7 +70,7 @@ class Recorder:
 
 KERNELS = [
     *((fd, name) for name in ("_attend_split", "_merge_splits")),
-    *((sk, name) for name in ("_product", "_turn", "_add_norm", "_gated")),
+    *((sk, name) for name in ("_product", "_rope", "_add_norm", "_gated")),
     *((vocab, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")),
     *((tk, name) for name in "_best_on_page _best_of_pages _level _prune _enter _stream _laid_out _walk".split()),
     *((tk, name) for name in ("_commit", "_move", "_best_page", "_best_row")),
@@ -147,7 +147,7 @@ def small_launches(dtype) -> list[tuple]:
         sk.gated(sk.add_norm(some(B, 2 * d), some(B, 2 * d), some(2 * d), 1e-5)[1])
         memory, places = some(2, B, 3, 64, 64), whole(B, 9)[:, :5]
         tk.move(memory, memory, path, added)
-        sk.turn_and_store(some(B, 5, 15 * 64), some(64, 1, 64), some(64, 1, 64), places, *memory, whole(B, 1), places)
+        sk.rope_and_store(some(B, 5, 15 * 64), some(64, 1, 64), some(64, 1, 64), places, *memory, whole(B, 1), places)
         numbers = torch.zeros(1, dtype=torch.float64)
         vocab.pick(vocab.softmax(torch.zeros(1, 128256, dtype=HALF), numbers[0]), numbers)
     return [(name, launch) for name, recorder in recorders.items() for launch in recorder.calls[-2:]]
