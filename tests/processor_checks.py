@@ -7,7 +7,7 @@ from itertools import product
 from math import inf
 from random import Random
 
-import exact_trees
+import exact_distributions
 import torch
 from all_drafters import ALL
 from loop_checks import law_pair
@@ -223,7 +223,7 @@ def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True,
                 known = {}  # of each draft: the target's distributions, by the code that is tested
 
                 def program(random):
-                    made = exact_trees.propose_tree(q_after, context, widths, random)
+                    made = exact_distributions.propose_tree(q_after, context, widths, random)
                     draft = Draft(made[0], made[2], made[1] if max(widths) > 1 else None)
                     outputs = {-1: context}
                     for node, (token, parent) in enumerate(zip(draft.tokens, draft.node_parents, strict=True)):

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from distribution_checks import target_law, toy_model
+from exact_distributions import target_distribution, toy_model
 from fakes import Given, continuation, scripted, whole_text
 
 import minispec as ms
@@ -181,7 +181,7 @@ def joint(peek: bool) -> tuple[float, set]:
             text += verdict.run(drafted)
         return text[:4]
 
-    return exact.total_variation(exact.exact_distribution(program), target_law(target, 4)), chosen
+    return exact.total_variation(exact.exact_distribution(program), target_distribution(target, 4)), chosen
 
 
 def test_the_exact_law_with_a_choice_that_depends_on_the_past():
