@@ -28,7 +28,7 @@ from exact_distributions import (
     tree_distribution,
 )
 from loop_checks import greedy_pair
-from mutants import verify_mutants
+from mutants import assert_noticed, verify_mutants
 
 import minispec as ms
 from minispec import exact, verify
@@ -54,13 +54,6 @@ def probs(*probabilities: float) -> torch.Tensor:
 
 def one_hot(tokens: list[int], V: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), V).double()
-
-
-def assert_noticed(test, wrong) -> None:
-    """The test fails for the wrong verifier."""
-    with pytest.raises(AssertionError):
-        test(wrong)
-        pytest.fail(f"{test.__name__} does not notice {wrong}", pytrace=False)
 
 
 # ---- the rules, at one position --------------------------------------------------------------------------------------
