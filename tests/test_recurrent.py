@@ -221,7 +221,7 @@ def test_sampled_speculation_is_exact_by_enumeration():
         assert exact.total_variation(exact.exact_distribution(program), expected) < 1e-12
 
 
-# ---- refused ----------------------------------------------------------------------------------------------------------
+# ---- refused --------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_is_refused_in_words():
