@@ -57,7 +57,7 @@ def test_it_stops_speculating_where_that_does_not_pay_and_keeps_an_eye_on_it():
     assert Counter(chosen[-200:]).most_common(1)[0][0] >= 5
 
 
-def test_nobody_drafts_where_the_step_has_no_token_left():
+def test_nothing_is_drafted_where_the_step_has_no_token_left():
     """Scratch tokens of all may be more than that: then there is less than none."""
     assert Controller([1, 2]).choose(["a", "b"], most=-3) == 0
 
@@ -161,8 +161,8 @@ SECONDS = {0: 1.0, 1: 1.35, 2: 1.75}  # which make the choice a close one
 
 
 def joint(peek: bool) -> tuple[float, set]:
-    """How far the law of four tokens is from the target's, every branch of several cycles followed; and the choices.
-    With `peek` a second draft token is cut off after it was sampled, unless the draft liked it."""
+    """How far the distribution of four tokens is from the target's, through every branch of several cycles, and the
+    choices. With `peek` a second draft token is cut off after it was sampled, unless the draft liked it."""
     chosen = set()
 
     def program(random) -> tuple[int, ...]:
@@ -184,13 +184,13 @@ def joint(peek: bool) -> tuple[float, set]:
     return exact.total_variation(exact.exact_distribution(program), target_distribution(target, 4)), chosen
 
 
-def test_the_exact_law_with_a_choice_that_depends_on_the_past():
+def test_the_output_is_exact_though_the_choice_depends_on_the_past():
     distance, chosen = joint(peek=False)
     assert distance <= 1e-12
-    assert max(Counter(written for written, _ in chosen).values()) > 1  # after as many tokens, different choices
+    assert max(Counter(emitted for emitted, _ in chosen).values()) > 1  # after as many tokens, different choices
 
 
-def test_a_choice_that_peeks_at_what_it_cuts_off_bends_the_law():
+def test_a_choice_that_peeks_at_what_it_cuts_off_biases_the_output():
     distance, _ = joint(peek=True)
     assert distance > 1e-3
 
