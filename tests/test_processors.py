@@ -158,8 +158,8 @@ def test_each_sequence_of_a_batch_is_processed_by_its_own_prefix():
 def test_captured_passes_leave_such_requests_to_another_path():
     """A captured pass knows no prefix. The caller is told once."""
     target, draft = pair()
-    recorded = ms.Model("recorded", target.transformer, target.tokenizer, target.end_tokens)
-    recorded.accelerate()
+    captured = ms.Model("captured", target.transformer, target.tokenizer, target.end_tokens)
+    captured.accelerate()
     options = dict(
         max_new_tokens=16, frequency_penalty=1.0, regex="[ab0,]+", ignore_eos=True, stop_token_ids=[0], logprobs=1
     )
@@ -167,10 +167,10 @@ def test_captured_passes_leave_such_requests_to_another_path():
     bare = {name: value for name, value in options.items() if name != "logprobs"}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert ms.generate(recorded, PROMPT, **bare).tokens == plain.tokens
+        assert ms.generate(captured, PROMPT, **bare).tokens == plain.tokens
         for name in ("model", "ngram", "eagle, tree", "dflash"):
-            assert_same(ms.speculate(recorded, PROMPT, ALL[name](recorded, draft), 3, **options), plain)
-            assert ms.speculate(recorded, PROMPT, ALL[name](recorded, draft), 3, **bare).tokens == plain.tokens
+            assert_same(ms.speculate(captured, PROMPT, ALL[name](captured, draft), 3, **options), plain)
+            assert ms.speculate(captured, PROMPT, ALL[name](captured, draft), 3, **bare).tokens == plain.tokens
     assert sum("by the host" in str(one.message) for one in told) == 1
 
 

@@ -91,8 +91,8 @@ def test_a_generator_repeats_its_draws():
     assert torch.equal(torch.get_rng_state(), state)  # the global generator is not touched
 
 
-def test_numbers_do_not_depend_on_who_else_asks_or_how_many_are_taken_at_once():
-    """What recorded launches rely on: they take the numbers of several tokens at once."""
+def test_random_numbers_do_not_depend_on_the_batch_or_on_how_many_are_taken_at_once():
+    """Captured launches rely on it: they take the numbers of several tokens at once."""
     one, two = (SamplingParams(seed=seed).generator() for seed in (1, 2))
     together = uniforms([one, two], [9, 4])
     assert together.shape == (2, 9) and not together[1, 4:].any()
