@@ -1,4 +1,4 @@
-"""Log-probabilities are the target's own: with every drafter, in a batch, in an engine, and where passes are captured."""
+"""Log-probabilities are the target's own: with every drafter, in a batch, in an engine, where passes are captured."""
 
 import pytest
 import torch
