@@ -1,12 +1,12 @@
-"""The law of whole sampled texts: computed exactly for a tiny model, and a test whether samples follow it.
+"""The joint distribution of whole outputs: computed exactly for a tiny model, and a test whether samples follow it.
 
-A marginal can look right while the joint law is wrong (a token drawn after the wrong cache, a reused random number), so
-sampled runs are judged by all their tokens together.
+A marginal can look right while the joint distribution is wrong (a token sampled with the wrong cache, a random number
+used twice), so sampled runs are judged by all their tokens together.
 
-Power. `chi_square` of N = 9,000 texts fails below p = 1e-4. If the sampler's law is δ away in total variation, the
-statistic's noncentrality is N · Σ (shift)² / p ≥ 4 N δ² (Cauchy–Schwarz): 4 tokens over a vocabulary of 5 (625 texts;
-those that are expected five times have bins of their own) show δ = 0.06 in 99 of 100 runs, and δ = 0.044 at a low
-temperature, where there are 21 texts. test_speculate.py computes this for the laws it uses.
+Power. `chi_square` of N = 9,000 outputs fails below p = 1e-4. If the sampler's distribution is δ away in total
+variation, the statistic's noncentrality is N · Σ (shift)² / p ≥ 4 N δ² (Cauchy–Schwarz): 4 tokens over a vocabulary of
+5 (625 outputs; those that are expected five times have bins of their own) show δ = 0.06 in 99 of 100 runs, and
+δ = 0.044 at a low temperature, where there are 21 outputs. test_speculate.py computes this for those it uses.
 """
 
 import gc
@@ -23,7 +23,7 @@ import minispec as ms
 
 DRAWS, P_VALUE, LEAST_EXPECTED = 9_000, 1e-4, 5.0
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 @contextmanager
@@ -46,46 +46,47 @@ def many_rows(seed: int = 0):
 
 
 @torch.inference_mode()
-def joint_distribution(model: ms.Model, prompt: Sequence[int], n: int, sampling: ms.Sampling) -> Law:
+def joint_distribution(model: ms.Model, prompt: Sequence[int], n: int, sampling: ms.Sampling) -> Distribution:
     """P(next n tokens) of all V^n continuations that can happen; shorter where an end token ends one."""
     V, start = model.config.vocab_size, len(prompt)
-    beginnings = list(product(range(V), repeat=n - 1))  # the n-th token is scored, never read
+    beginnings = list(product(range(V), repeat=n - 1))  # no pass runs on the n-th token
     texts = torch.tensor([[*prompt, *beginning] for beginning in beginnings], device=model.device)
     logits = model.transformer(texts).logits[:, start - 1 :]  # [V^(n−1), n, V]
-    laws = sampling.probs(logits.double()).cpu()
-    law: Law = Counter()
-    for beginning, p in zip(beginnings, laws.tolist(), strict=True):
+    probs = sampling.probs(logits.double()).cpu()
+    found: Distribution = Counter()
+    for beginning, p in zip(beginnings, probs.tolist(), strict=True):
         reach = 1.0
         for i, token in enumerate(beginning):
             reach *= p[i][token]
         if reach > 0:
             for last in range(V):
                 if p[-1][last] > 0:
-                    law[_until_the_end(model, (*beginning, last))] += reach * p[-1][last]
-    return dict(law)
+                    found[_until_the_end(model, (*beginning, last))] += reach * p[-1][last]
+    return dict(found)
 
 
 def _until_the_end(model: ms.Model, tokens: tuple[int, ...]) -> tuple[int, ...]:
     return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in model.end_tokens), tokens)
 
 
-def merged_bins(law: Law, draws: int) -> tuple[list[tuple[int, ...]], float]:
-    """Texts that are expected at least five times, and the probability of all the others, which share one bin."""
-    ranked = sorted(law, key=law.get, reverse=True)
-    own = [text for text in ranked if law[text] * draws >= LEAST_EXPECTED]
-    rest = sum(law[text] for text in ranked[len(own) :])
+def merged_bins(expected: Distribution, draws: int) -> tuple[list[tuple[int, ...]], float]:
+    """Outputs that are expected at least five times, and the probability of all the others, which share one bin."""
+    ranked = sorted(expected, key=expected.get, reverse=True)
+    own = [output for output in ranked if expected[output] * draws >= LEAST_EXPECTED]
+    rest = sum(expected[output] for output in ranked[len(own) :])
     while own and 0 < rest * draws < LEAST_EXPECTED:  # too rare even together
-        rest += law[own.pop()]
+        rest += expected[own.pop()]
     return own, rest
 
 
-def chi_square(outputs: Sequence[Sequence[int]], law: Law) -> float:
-    """The p-value of "these outputs are drawn from this law", 0 if one of them cannot happen at all."""
+def chi_square(outputs: Sequence[Sequence[int]], distribution: Distribution) -> float:
+    """The p-value of "these outputs are sampled from this distribution", 0 if one of them cannot happen at all."""
     counts = Counter(map(tuple, outputs))
-    if counts.keys() - law.keys():
+    if counts.keys() - distribution.keys():
         return 0.0
-    own, rest = merged_bins(law, len(outputs))
-    observed, expected = [counts[text] for text in own], [law[text] * len(outputs) for text in own]
+    own, rest = merged_bins(distribution, len(outputs))
+    observed = [counts[output] for output in own]
+    expected = [distribution[output] * len(outputs) for output in own]
     if rest:
         observed.append(len(outputs) - sum(observed))
         expected.append(rest * len(outputs))
@@ -95,16 +96,16 @@ def chi_square(outputs: Sequence[Sequence[int]], law: Law) -> float:
     return float(stats.chi2.sf(statistic, len(expected) - 1))
 
 
-def power(law: Law, total_variation: float, draws: int = DRAWS) -> float:
-    """How likely `chi_square` falls below P_VALUE when the samples' law is this far away, at the least."""
-    own, rest = merged_bins(law, draws)
+def power(expected: Distribution, total_variation: float, draws: int = DRAWS) -> float:
+    """How likely `chi_square` falls below P_VALUE when the samples' distribution is this far away, at the least."""
+    own, rest = merged_bins(expected, draws)
     freedom = len(own) + bool(rest) - 1
     return float(stats.ncx2.sf(stats.chi2.isf(P_VALUE, freedom), freedom, 4 * draws * total_variation**2))
 
 
-def assert_follows(outputs: Sequence[Sequence[int]], law: Law, what: str = "the sampler") -> None:
-    """The outputs are drawn from this law, as far as a χ² test can tell."""
-    if impossible := set(map(tuple, outputs)) - law.keys():
-        raise AssertionError(f"{what} wrote {min(impossible)}, which is impossible under the target")
-    p_value = chi_square(outputs, law)
-    assert p_value >= P_VALUE, f"{what} does not follow the target's law: χ² p-value {p_value:.1e}"
+def assert_follows(outputs: Sequence[Sequence[int]], expected: Distribution, what: str = "the sampler") -> None:
+    """The outputs are sampled from this distribution, as far as a χ² test can tell."""
+    if impossible := set(map(tuple, outputs)) - expected.keys():
+        raise AssertionError(f"{what} emitted {min(impossible)}, which is impossible under the target")
+    p_value = chi_square(outputs, expected)
+    assert p_value >= P_VALUE, f"{what} does not follow the target's distribution: χ² p-value {p_value:.1e}"

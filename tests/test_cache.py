@@ -44,7 +44,7 @@ def test_rows_rewound_anywhere_equal_rows_alone(tiny, batch, steps, seed):
         assert cache.lengths.tolist() == [len(row) for row in rows]
 
 
-def test_what_lies_past_the_length_is_never_read(tiny):
+def test_nothing_attends_to_what_lies_past_the_length(tiny):
     """Whatever a slot past the length holds must not leak: rewinding only moves a number."""
     tokens = random_tokens(2, 6)
     clean, dirty = (tiny.transformer.new_cache(2, 16) for _ in range(2))

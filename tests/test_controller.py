@@ -2,12 +2,11 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
 import torch
-from distribution_checks import target_law, toy_model
+from exact_distributions import target_distribution, toy_model
 from fakes import Given, continuation, scripted, whole_text
 
 import minispec as ms
@@ -16,48 +15,56 @@ from minispec.controller import Controller
 from minispec.drafters import Draft
 
 
-def simulate(
-    betas: Sequence[float], c: float, v: Callable[[int], float], cycles: int = 1000, seed: int = 0, controller=None
-) -> tuple[Controller, list[int]]:
-    """Cycles with these acceptances by position and these times; the draft lengths that were chosen."""
-    controller, rng, chosen = controller or Controller(range(1, 9)), random.Random(seed), []
-    for _ in range(cycles):
-        k = controller.choose(["only"])
-        controller.learn(k, next((i for i in range(k) if rng.random() >= betas[i]), k))
-        controller.time(["only"], [k], k * c + v(k))
-        chosen.append(k)
-    return controller, chosen
+def price(n: int, B: int) -> float:
+    """Seconds of a step of B sequences with drafts of n tokens; without drafts it is one."""
+    return 1 + (n > 0) * (0.25 + 0.03 * n * (1 + B / 16))
 
 
-def flat(k: int) -> float:
-    return 1.0
-
-
-def step(k: int) -> float:
-    """A GPU's: free up to four tokens, twice the time from there."""
-    return 1.0 if k < 4 else 2.0
+def serve(
+    controller: Controller, alpha: float, steps: int, B: int = 1, price=price, noisy: bool = False, seed: int = 0
+):
+    """Steps with chains of acceptance α: the sizes of drafts that were chosen, and the speed compared with plain steps.
+    If noisy, each change of size costs as much as two steps, and the host has two speeds."""
+    rng, host, chosen, total, tokens, plain = random.Random(seed), 1, [], 0.0, 0, 0.0
+    for step in range(steps):
+        n = controller.choose(range(B))
+        for _ in range(B):
+            accepted = next((i for i in range(n) if rng.random() >= alpha), n)
+            controller.learn(n, accepted)
+            tokens += 1 + accepted
+        noise = change = 0.0
+        if noisy:
+            host = rng.choice((1, 1, 2)) if step % 400 == 0 else host
+            noise, change = host * (1 + 0.05 * abs(rng.gauss(0, 1))) - 1, 2.0 * (n != [0, *chosen][-1])
+        seconds = price(n, B) * (1 + noise) + change
+        controller.time(range(B), [n] * B, seconds)
+        total, plain = total + seconds, plain + price(0, B) * (1 + noise)
+        chosen.append(n)
+    return chosen, tokens / total / (B * steps / plain)
 
 
 def test_it_comes_within_a_few_percent_of_the_best_length():
     """The chance of acceptance is learnt from coins, so k wavers around the best; the speed hardly does."""
-    for alpha, c, v in product((0.05, 0.7, 0.95), (0.02, 0.2), (flat, step)):
-        _, chosen = simulate([alpha] * 8, c, v, cycles=800)
+    flat, free_up_to_four_tokens = lambda k: 1.0, lambda k: 1.0 if k < 4 else 2.0
+    for alpha, c, v in product((0.05, 0.7, 0.95), (0.02, 0.2), (flat, free_up_to_four_tokens)):
+        seconds = lambda k, B=1, c=c, v=v: k * c + v(k)  # noqa: E731
+        chosen, _ = serve(Controller(range(1, 9)), alpha, 800, price=seconds)
         last = chosen[-400:]
-        tokens = sum(theory.expected_tokens(alpha, k) for k in last)
-        seconds = sum(k * c + v(k) for k in last)
-        assert tokens / seconds >= 0.93 * theory.best_speedup([alpha] * 8, c, v, longest=8), (alpha, c, v)
+        speed = sum(theory.expected_tokens(alpha, k) for k in last) / sum(map(seconds, last))
+        assert speed >= 0.93 * theory.best_speedup([alpha] * 8, c, v, longest=8), (alpha, c, v)
 
 
 def test_it_stops_speculating_where_that_does_not_pay_and_keeps_an_eye_on_it():
+    controller, seconds = Controller(range(1, 9)), lambda k, B: 1 + 0.15 * k
     with pytest.warns(UserWarning, match="drafter"):
-        controller, chosen = simulate([0.02] * 8, 0.15, flat)
+        chosen, _ = serve(controller, 0.02, 1000, price=seconds)
     last = Counter(chosen[-480:])
     assert last[0] > 400 and sum(last.values()) - last[0] >= 10  # it tries again now and then
-    _, chosen = simulate([0.95] * 8, 0.15, flat, cycles=600, controller=controller)  # the text has become predictable
+    chosen, _ = serve(controller, 0.95, 600, price=seconds)  # the text has become predictable
     assert Counter(chosen[-200:]).most_common(1)[0][0] >= 5
 
 
-def test_nobody_drafts_where_the_step_has_no_token_left():
+def test_nothing_is_drafted_where_the_step_has_no_token_left():
     """Scratch tokens of all may be more than that: then there is less than none."""
     assert Controller([1, 2]).choose(["a", "b"], most=-3) == 0
 
@@ -88,29 +95,11 @@ def test_a_larger_tree_gains_no_less_than_the_smaller_one_in_it():
     assert controller.gain[8] < 0.5 < 1.5 < gains[4] == gains[8]
 
 
-def serve(B: int, alpha: float, steps: int, controller=None, seed=0) -> tuple[Controller, float]:
-    """An engine's steps with chains of acceptance α, in which each draft costs and a change costs as much as two steps,
-    on a noisy host with two speeds, and its speed compared with plain steps of that host."""
-    rng, host, total, tokens, plain, before = random.Random(seed), 1, 0.0, 0, 0.0, 0
-    if controller is None:
-        controller = Controller([1, 2, 4, 8], hold=16, memory=0.98)
-        controller.seconds = {n: {B: price(n, B) for B in (1, 16, 64)} for n in controller.sizes}  # of a warm-up
-    for step in range(steps):
-        host = rng.choice((1, 1, 2)) if step % 400 == 0 else host
-        n = controller.choose(range(B))
-        for _ in range(B):
-            accepted = next((i for i in range(n) if rng.random() >= alpha), n)
-            controller.learn(n, accepted)
-            tokens += 1 + accepted
-        noise = host * (1 + 0.05 * abs(rng.gauss(0, 1)))
-        seconds = price(n, B) * noise + 2 * (n != before)
-        controller.time(range(B), [n] * B, seconds)
-        total, plain, before = total + seconds, plain + price(0, B) * noise, n
-    return controller, tokens / total / (B * steps / plain)
-
-
-def price(n: int, B: int) -> float:
-    return 1 + (n > 0) * (0.25 + 0.03 * n * (1 + B / 16))
+def of_an_engine() -> Controller:
+    """Which knows the seconds of a warm-up."""
+    controller = Controller([1, 2, 4, 8], hold=16, memory=0.98)
+    controller.seconds = {n: {B: price(n, B) for B in (1, 16, 64)} for n in controller.sizes}
+    return controller
 
 
 def best(alpha: float, B: int) -> float:
@@ -121,7 +110,7 @@ def best(alpha: float, B: int) -> float:
 @pytest.mark.filterwarnings("ignore:drafts of size")
 def test_it_never_loses_three_percent_and_gains_what_there_is():
     for B, alpha, seed in product((1, 64), (0.02, 0.2, 0.9), range(3)):
-        _, speed = serve(B, alpha, 4000, seed=seed)
+        _, speed = serve(of_an_engine(), alpha, 4000, B, noisy=True, seed=seed)
         assert speed >= max(0.97, 0.95 * best(alpha, B)), (B, alpha, speed, best(alpha, B))
 
 
@@ -129,21 +118,21 @@ def test_it_never_loses_three_percent_and_gains_what_there_is():
 @pytest.mark.filterwarnings("ignore:drafts of size")
 def test_texts_that_change_are_noticed():
     for B in (1, 64):
-        controller, speed = serve(B, 0.9, 1000)
-        assert speed > 0.9 * best(0.9, B)
-        controller, _ = serve(B, 0.02, 300, controller)
-        controller, speed = serve(B, 0.02, 2000, controller)  # hopeless now
-        assert speed >= 0.97
-        controller, _ = serve(B, 0.9, 1500, controller)
-        _, speed = serve(B, 0.9, 500, controller)  # and back
-        assert speed > 0.9 * best(0.9, B)
+        controller = of_an_engine()
+        run = lambda alpha, steps, c=controller, B=B: serve(c, alpha, steps, B, noisy=True)[1]  # noqa: E731
+        assert run(0.9, 1000) > 0.9 * best(0.9, B)
+        run(0.02, 300)
+        assert run(0.02, 2000) >= 0.97  # hopeless now
+        run(0.9, 1500)
+        assert run(0.9, 500) > 0.9 * best(0.9, B)  # and back
 
 
 @pytest.mark.parametrize("longer, drafts", [(1, True), (2.5, False)])
 def test_a_size_takes_as_long_as_it_does_under_this_load(longer, drafts):
-    """Somebody comes and goes in every step, so drafts have to catch up each time: what a warm-up measured of a batch
+    """Sequences come and go in every step, so drafts have to catch up each time: what a warm-up measured of a batch
     that stays the same is no longer true, and with it the choice."""
-    controller, _ = serve(64, 0.7, 200)
+    controller = of_an_engine()
+    serve(controller, 0.7, 200, 64, noisy=True)
     for step in range(600):
         ids = range(step, step + 60)
         n = controller.choose(ids)
@@ -161,8 +150,8 @@ SECONDS = {0: 1.0, 1: 1.35, 2: 1.75}  # which make the choice a close one
 
 
 def joint(peek: bool) -> tuple[float, set]:
-    """How far the law of four tokens is from the target's, every branch of several cycles followed; and the choices.
-    With `peek` a second draft token is cut off after it was sampled, unless the draft liked it."""
+    """How far the distribution of four tokens is from the target's, through every branch of several cycles, and the
+    choices. With `peek` a second draft token is cut off after it was sampled, unless the draft liked it."""
     chosen = set()
 
     def program(random) -> tuple[int, ...]:
@@ -181,16 +170,16 @@ def joint(peek: bool) -> tuple[float, set]:
             text += verdict.run(drafted)
         return text[:4]
 
-    return exact.total_variation(exact.exact_distribution(program), target_law(target, 4)), chosen
+    return exact.total_variation(exact.exact_distribution(program), target_distribution(target, 4)), chosen
 
 
-def test_the_exact_law_with_a_choice_that_depends_on_the_past():
+def test_the_output_is_exact_though_the_choice_depends_on_the_past():
     distance, chosen = joint(peek=False)
     assert distance <= 1e-12
-    assert max(Counter(written for written, _ in chosen).values()) > 1  # after as many tokens, different choices
+    assert max(Counter(emitted for emitted, _ in chosen).values()) > 1  # after as many tokens, different choices
 
 
-def test_a_choice_that_peeks_at_what_it_cuts_off_bends_the_law():
+def test_a_choice_that_peeks_at_what_it_cuts_off_biases_the_output():
     distance, _ = joint(peek=True)
     assert distance > 1e-3
 

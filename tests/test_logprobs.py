@@ -1,4 +1,4 @@
-"""Log-probabilities are the target's own: with every drafter, in a batch, in an engine, where passes are recorded."""
+"""Log-probabilities are the target's own: with every drafter, in a batch, in an engine, where passes are captured."""
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ def assert_right(model: ms.Model, prompt: list[int], out: ms.Output, top: int) -
 
 
 @pytest.mark.parametrize("options", [{}, dict(temperature=1.2, top_p=0.8, seed=3), dict(min_new_tokens=9)])
-def test_generate(pair, options):
-    """Raw: neither temperature nor top_p nor what min_new_tokens forbids is in them."""
+def test_log_probabilities_are_those_of_the_raw_logits(pair, options):
+    """Neither temperature nor top_p nor what min_new_tokens forbids is in them."""
     target, _ = pair
     ends = by_hand(target, PROMPT, [0])[0].topk(3).indices.tolist()
     ending = ms.Model("ends at once", target.transformer, end_tokens=ends)
@@ -46,7 +46,7 @@ def test_generate(pair, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", [None, "model", "ngram", "medusa", "eagle, tree", "dflash", "lookahead"])
-def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):
+def test_requests_of_an_engine_may_ask_for_different_numbers(pair, name, fast):
     """One greedy, one sampled, one that asks for none, one whose first tokens may not end it."""
     engine = ms.Engine(pair[0], name and ALL[name](*pair), num_blocks=64, block_size=4, k=3, fast=fast)
     ways = [
@@ -64,9 +64,9 @@ def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):
             assert outs[id].logprobs is None
 
 
-def test_where_passes_are_recorded(pair):
-    """A backend's own decoder keeps its logits to itself: those who ask are served by a path that shows them."""
-    target = ms.Model("recorded", pair[0].transformer)
+def test_captured_passes_leave_such_requests_to_another_path(pair):
+    """A backend's own decoder keeps its logits to itself."""
+    target = ms.Model("captured", pair[0].transformer)
     target.accelerate()
     assert_right(pair[0], PROMPT, ms.generate(target, PROMPT, NEW, logprobs=2), 2)
     for name in ("model", "ngram", "eagle, tree"):

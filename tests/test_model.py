@@ -27,6 +27,7 @@ def shape(kind: str, hidden: int, heads: int, kv: int, layers: int = 2, **more) 
     return dict(model_type=kind, bos_token_id=None, eos_token_id=None, pad_token_id=None) | sizes | counts | more
 
 
+ONE, TWO, THREE = (dict(num_experts_per_tok=n, moe_intermediate_size=size) for n, size in ((1, 12), (2, 16), (3, 16)))
 CONFIGS = {
     "llama-gqa-tied": shape("llama", 48, 6, 2, tie_word_embeddings=True),
     "llama-mqa": shape("llama", 40, 5, 1, 3),
@@ -39,6 +40,11 @@ CONFIGS = {
     "qwen2-tied": shape("qwen2", 56, 7, 1, tie_word_embeddings=True, rope_parameters=MILLION),
     "qwen3": shape("qwen3", 32, 4, 2, head_dim=16),
     "qwen3-bias": shape("qwen3", 32, 6, 3, head_dim=32, attention_bias=True),
+    "mixtral": shape("mixtral", 32, 4, 2, num_local_experts=5, num_experts_per_tok=2),
+    "qwen3-moe": shape("qwen3_moe", 32, 4, 2, num_experts=7, **THREE, head_dim=8, norm_topk_prob=True),
+    "qwen3-moe-half-dense": shape("qwen3_moe", 32, 4, 2, num_experts=4, **ONE, head_dim=16, decoder_sparse_step=2),
+    "olmoe": shape("olmoe", 32, 4, 2, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
+    "qwen2-moe": shape("qwen2_moe", 32, 4, 2, num_experts=3, **TWO, shared_expert_intermediate_size=20),
 }
 SHARDED = {"llama-mqa", "qwen2-tied", "qwen3"}
 
@@ -55,7 +61,7 @@ class Pair:
         for key, parameter in self.hf.named_parameters():
             # Norms and biases too: transformers starts them at 1 and 0, where a forgotten one would go unnoticed.
             noise = torch.randn(parameter.shape, generator=generator)
-            scale = 0.2 if parameter.ndim == 1 else 0.4 if "embed" in key else 1.5 / parameter.shape[1] ** 0.5
+            scale = 0.2 if parameter.ndim == 1 else 0.4 if "embed" in key else 1.5 / parameter.shape[-1] ** 0.5
             parameter.data.copy_(scale * noise + ("norm" in key))
         self.hf.save_pretrained(folder, max_shard_size="30KB" if name in SHARDED else "5GB")
         self.folder = folder
@@ -83,21 +89,16 @@ def gap(a: torch.Tensor, b: torch.Tensor) -> float:
 # ---------------------------------------------------------------- against transformers
 
 
-def test_prefill_equals_transformers(pair):
+def test_prefill_and_decoding_equal_transformers(pair):
+    """Without a cache, and with one: a prompt, then token by token."""
     tokens = some_tokens(70)
     expected = pair.reference(tokens)
     assert expected.std() > 0.5  # a flat distribution would hide errors
-    assert gap(pair.ours.transformer(torch.tensor([tokens])).logits[0], expected) <= 1e-4
-    cache = pair.ours.transformer.new_cache(1, 80)
-    assert gap(pair.ours.transformer(torch.tensor([tokens]), cache).logits[0], expected) <= 1e-4
-
-
-def test_decode_with_cache_equals_transformers(pair):
-    tokens = some_tokens(40, seed=1)
-    transformer, cache = pair.ours.transformer, pair.ours.transformer.new_cache(1, 40)
-    steps = [transformer(torch.tensor([tokens[:7]]), cache).logits[0]]
-    steps += [transformer(torch.tensor([[token]]), cache).logits[0] for token in tokens[7:]]
-    assert gap(torch.cat(steps), pair.reference(tokens)) <= 1e-4
+    transformer, cache = pair.ours.transformer, pair.ours.transformer.new_cache(1, 70)
+    assert gap(transformer(torch.tensor([tokens])).logits[0], expected) <= 1e-4
+    steps = [transformer(torch.tensor([tokens[:37]]), cache).logits[0]]
+    steps += [transformer(torch.tensor([[token]]), cache).logits[0] for token in tokens[37:]]
+    assert gap(torch.cat(steps), expected) <= 1e-4
 
 
 def test_ragged_batch_equals_transformers(pair):

@@ -1,4 +1,4 @@
-"""Sampling against transformers' processors, and draws against their own law."""
+"""Distributions against transformers' processors, samples against their own distribution, and random numbers."""
 
 import math
 
@@ -42,14 +42,14 @@ def by_transformers(logits: torch.Tensor, s: ms.Sampling) -> torch.Tensor:
     top_p=st.one_of(st.just(1.0), st.sampled_from([0.25, 0.5, 0.9]), st.floats(0.001, 0.999)),
     min_p=st.one_of(st.just(0.0), st.floats(0.001, 1)),
 )
-def test_laws_equal_those_of_transformers(rows, temperature, top_k, top_p, min_p):
+def test_distributions_equal_those_of_transformers(rows, temperature, top_k, top_p, min_p):
     logits = torch.tensor(rows, dtype=torch.float32)
     sampling = ms.Sampling(temperature, top_k, top_p, min_p)
-    law, expected = sampling.probs(logits), by_transformers(logits, sampling)
-    assert (law - expected).abs().max() <= 1e-6
-    assert ((law > 0) == (expected > 0)).all()  # the same tokens stay
-    assert (law.sum(-1) - 1).abs().max() <= 1e-5
-    best = logits.gather(-1, law.argmax(-1, keepdim=True))[:, 0]
+    probs, expected = sampling.probs(logits), by_transformers(logits, sampling)
+    assert (probs - expected).abs().max() <= 1e-6
+    assert ((probs > 0) == (expected > 0)).all()  # the same tokens stay
+    assert (probs.sum(-1) - 1).abs().max() <= 1e-5
+    best = logits.gather(-1, probs.argmax(-1, keepdim=True))[:, 0]
     assert (logits.amax(-1) - best <= 1e-4).all()  # the best token stays (or its equal, where rounding made them equal)
 
 
@@ -57,24 +57,24 @@ def test_laws_equal_those_of_transformers(rows, temperature, top_k, top_p, min_p
 def test_top_p_at_its_border(top_p, kept):
     """Mass that ends exactly at the border is cut, and however small top_p is, the best token stays."""
     logits = torch.zeros(1, 4)  # 1/4 each: every partial sum is exact
-    law = ms.Sampling(temperature=1.0, top_p=top_p).probs(logits)
-    assert int((law > 0).sum()) == kept
-    assert torch.equal(law, by_transformers(logits, ms.Sampling(temperature=1.0, top_p=top_p)))
+    probs = ms.Sampling(temperature=1.0, top_p=top_p).probs(logits)
+    assert int((probs > 0).sum()) == kept
+    assert torch.equal(probs, by_transformers(logits, ms.Sampling(temperature=1.0, top_p=top_p)))
 
 
 @pytest.mark.parametrize(
     "sampling", [ms.Sampling(1.0), ms.Sampling(0.6, top_k=7), ms.Sampling(1.3, top_p=0.8, min_p=0.05)]
 )
-def test_draws_follow_their_law(sampling):
-    """χ² on 20,000 draws, fails at p < 1e-4. Moving 3 % of the mass from one token to another is seen with power
+def test_samples_follow_their_distribution(sampling):
+    """χ² on 20,000 samples, fails at p < 1e-4. Moving 3 % of the mass from one token to another is seen with power
     > 99.9 % (noncentrality n δ² (1/p + 1/p′) ≥ 72 with 11 degrees of freedom): the last lines do just that."""
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1)) * 1.5
-    law = sampling.probs(logits)[0]
-    drawn = pick(law.expand(20_000, -1), uniforms([torch.Generator().manual_seed(2)] * 20_000, 1)[:, 0])
-    counts = torch.bincount(drawn, minlength=12)
-    alive = law > 0
+    probs = sampling.probs(logits)[0]
+    sampled = pick(probs.expand(20_000, -1), uniforms([torch.Generator().manual_seed(2)] * 20_000, 1)[:, 0])
+    counts = torch.bincount(sampled, minlength=12)
+    alive = probs > 0
     assert counts[~alive].sum() == 0
-    expected = law[alive].double() / law[alive].double().sum() * 20_000
+    expected = probs[alive].double() / probs[alive].double().sum() * 20_000
     assert chisquare(counts[alive], expected).pvalue > 1e-4
     counts[alive.nonzero()[:2, 0]] += torch.tensor([-600, 600])
     assert chisquare(counts[alive], expected).pvalue < 1e-4
@@ -89,11 +89,11 @@ def test_a_generator_repeats_its_draws():
     assert not torch.equal(draw(None), draw(None))
     state = torch.get_rng_state()
     draw(5)
-    assert torch.equal(torch.get_rng_state(), state)  # nobody else's randomness is touched
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is not touched
 
 
-def test_numbers_do_not_depend_on_who_else_asks_or_how_many_are_taken_at_once():
-    """What recorded launches rely on: they take the numbers of several tokens at once."""
+def test_random_numbers_do_not_depend_on_the_batch_or_on_how_many_are_taken_at_once():
+    """Captured launches rely on it: they take the numbers of several tokens at once."""
     one, two = (SamplingParams(seed=seed).generator() for seed in (1, 2))
     together = uniforms([one, two], [9, 4])
     assert together.shape == (2, 9) and not together[1, 4:].any()
@@ -117,17 +117,14 @@ def test_params_and_keywords_say_the_same(tiny):
     by_words = ms.generate(tiny, [1, 2], 12, temperature=0.8, top_k=9, seed=4)
     assert by_params.tokens == by_words.tokens
     assert ms.generate(tiny, [1, 2], 5, params=params).tokens == by_params.tokens[:5]  # a keyword replaces one field
-    with pytest.raises(TypeError, match="'temprature' is no sampling parameter; they are temperature, top_k"):
+    with pytest.raises(TypeError, match="temprature"):
         ms.generate(tiny, [1, 2], temprature=1.0)
     with pytest.raises(ValueError, match=r"SamplingParams\(\.\.\.\)"):
         ms.generate(tiny, [1, 2], params=dict(temperature=1.0))
 
 
-# ---------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_best_tokens_whoever_looks_for_them(dtype):
+def test_best_tokens_are_the_first_of_equals_and_minus_one_for_nan(dtype):
     logits = torch.tensor([[1, 3, 3, 0], [0, math.nan, 9, 1], [math.inf, 0, 0, 0], [-math.inf] * 4], dtype=dtype)
     assert best_tokens(logits[None]).tolist() == [[1, -1, -1, -1]]
     assert best_tokens(logits[:1, None, ::2]).tolist() == [[1]]  # not contiguous
@@ -140,5 +137,5 @@ def test_nan_or_infinite_logits_are_refused(temperature, bad):
     logits[1, 3] = bad
     with pytest.raises(ValueError, match="NaN"):
         ms.Sampling(temperature).probs(logits)
-    with pytest.raises(ValueError, match="NaN"):  # a row that allows no token at all has no law
+    with pytest.raises(ValueError, match="NaN"):  # a row that allows no token at all has no distribution
         ms.Sampling(temperature).probs(torch.full((1, 8), -math.inf))

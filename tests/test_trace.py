@@ -71,13 +71,13 @@ def test_p_and_q_are_what_both_sides_gave_the_drafted_tokens():
     text = [*prompt, *out.tokens]
     for c in out.trace.cycles:
         seen = torch.tensor([[*text[: c.committed], *c.drafted]])
-        for given, model, law in ((c.p, target, sampling), (c.q, draft, own)):
-            laws = law.probs(model.transformer(seen).logits[0, c.committed - 1 : -1])  # [k, V]
-            expected = [float(laws[i, token]) for i, token in enumerate(c.drafted)]
+        for given, model, by in ((c.p, target, sampling), (c.q, draft, own)):
+            probs = by.probs(model.transformer(seen).logits[0, c.committed - 1 : -1])  # [k, V]
+            expected = [float(probs[i, token]) for i, token in enumerate(c.drafted)]
             assert given == pytest.approx(expected, abs=1e-9)
 
 
-def test_p_of_a_tree_is_the_law_after_the_parent():
+def test_p_of_a_tree_is_the_distribution_after_the_parent():
     target = scripted(whole_text)
     right = continuation([3, 15], 3)
     wrong = [1 + token % 15 for token in right]
@@ -89,7 +89,7 @@ def test_p_of_a_tree_is_the_law_after_the_parent():
 
 
 def test_a_branch_that_ends_early_is_no_bonus():
-    """Nothing was drafted after a leaf: bonus. Something was, and was refused: correction."""
+    """If nothing was drafted after the last accepted token, the next one is a bonus, otherwise a correction."""
     right = continuation([3, 15], 3)
     for tokens, parents, path, bonus in (
         ([right[0], 1 + right[1] % 15, 1 + right[0] % 15], [-1, 0, -1], [0], False),
