@@ -37,8 +37,9 @@ class Attention:
 
 
 def head_logits(head, streams: list[Tensor], text: list[int], follow: list[int]) -> Tensor:
-    """EAGLE's logits after a text and after each token that follows it [1 + len(follow), v], step by step with a cache.
-    `streams` [1, T, d] are those of the text without its last token."""
+    """EAGLE's logits after a sequence and after each token that follows it [1 + len(follow), v], with a cache.
+
+    `streams` [1, T, d] are those of the sequence without its last token."""
     cache, found = KVCache(head.config, 1, len(text) + len(follow), dtype=head.dtype), []
     feature, read = head.fuse(streams), text[1:]
     for token in [*follow, None]:
@@ -52,24 +53,6 @@ def head_logits(head, streams: list[Tensor], text: list[int], follow: list[int])
 
 def of_module(attn) -> Callable[[str], Tensor]:
     return lambda name: getattr(attn, f"{name}_proj").weight
-
-
-def layer_shapes(c, prefix: str, inputs: int, norms: tuple[str, ...], qk_norm: bool = False) -> dict[str, tuple]:
-    """The tensors of a published layer, by their names."""
-    d, q, kv, m = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
-    shapes = {f"self_attn.{n}_proj": (size, inputs) for n, size in (("q", q), ("k", kv), ("v", kv))}
-    shapes |= {"self_attn.o_proj": (d, q), "mlp.gate_proj": (m, d), "mlp.up_proj": (m, d), "mlp.down_proj": (d, m)}
-    shapes |= dict.fromkeys(norms, (d,))
-    shapes |= {"self_attn.q_norm": (c.head_dim,), "self_attn.k_norm": (c.head_dim,)} if qk_norm else {}
-    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
-
-
-def layer_config(c, **more) -> dict:
-    """config.json of a head with one layer of these shapes, as Hugging Face spells them."""
-    heads = dict(num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads, head_dim=c.head_dim)
-    sizes = dict(vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size)
-    other = dict(model_type="llama", num_hidden_layers=1, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta)
-    return other | sizes | heads | more
 
 
 @torch.inference_mode()

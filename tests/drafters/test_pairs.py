@@ -4,12 +4,10 @@ import pytest
 import torch
 from all_drafters import random_dflash, random_pairs
 from mutants.patching import rewrite
-from safetensors.torch import load_file
 from test_dflash import branches, by_hand, whole
 
 import minispec as ms
 from minispec.drafters import DFlash2, DFlash2Head, DSpark, DSparkHead
-from minispec.load.heads_dflash import write_dflash
 from minispec.sequence import Sequence
 from minispec_tools.train import pairs as training
 from minispec_tools.train.corpus import Corpus
@@ -197,48 +195,3 @@ def test_training_lowers_the_loss_and_leaves_the_backbone_alone(tiny, tmp_path):
     assert curve[-1]["loss"] < curve[0]["loss"]
     after = heads["dflash2"].state_dict()
     assert all(torch.equal(weight, after[name]) for name, weight in backbone.state_dict().items())
-
-
-# ---------------------------------------------------------------- as published
-
-
-@torch.no_grad()
-def test_published_drafters_compute_what_their_tensors_say(tmp_path, make_model):
-    """A convolved layer and a selector, from the tensors of the folder; and what cannot be expressed is refused."""
-    target, public = (
-        make_model(num_layers=4, qk_norm=True),
-        lambda *a, **options: DFlash2Head(*a, False, True, **options),
-    )
-    head = random_pairs(target, public, taps=2, group=8, top=5, neurons=None)
-    head.blank_is(3, target.transformer)
-    folder = write_dflash(head, target, tmp_path / "two")
-    stored, read = load_file(folder / "model.safetensors"), DFlash2Head.load(target, folder)
-    layer, x = read.layers[0], torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    base, project = (stored[f"layers.0.mlp_conv.{name}"] for name in ("base_kernel", "kernel_projection.weight"))
-
-    def convolved(y: torch.Tensor, deltas: torch.Tensor, way: int) -> torch.Tensor:
-        rows = [torch.zeros(32), *y]
-        kernel = lambda i, t: base[way, t] + deltas[i].view(2, 2, 4)[way, t].repeat_interleave(8)  # noqa: E731
-        return torch.stack([kernel(i, 0) * rows[i + 1] + kernel(i, 1) * rows[i] for i in range(4)])
-
-    deltas = x[0] @ project.T
-    by_definition = convolved(layer.mlp(convolved(x[0], deltas, 0)), deltas, 1)
-    assert torch.allclose(layer.mlp_conv(x, layer.mlp)[0], by_definition, rtol=0, atol=1e-12)
-    first, second, gate = (stored[f"candidate_selector.{name}"] for name in SELECTOR_NAMES)
-    h = states_of(DFlash2(target, read), target, TEXTS[2])
-    logits, last = h @ target.transformer.lm_head.weight.T, torch.tensor([TEXTS[2][-1]])
-    tokens, log_q = DFlash2(target, read).fillings(logits[None], h[None], last)(0, None, None)
-    scores = logits[0].clone()
-    scores[tokens[0, 0]] += second[tokens[0, 0]] @ (first[last[0]] * (gate @ h[0]))
-    assert torch.allclose(log_q[0, 0], scores.log_softmax(0)[tokens[0, 0]], rtol=0, atol=1e-12) and tokens.shape[2] == 5
-    few = random_pairs(target, public)
-    few.head_ids = few.head_ids[:40]
-    few.blank_is(3, target.transformer)
-    for wrong, named in ((random_pairs(target, neurons=12), "which no engine computes"), (few, "engines want all")):
-        with pytest.raises(ValueError, match=named):
-            write_dflash(wrong, target, tmp_path / "wrong")
-    with pytest.raises(ValueError, match="DFlash2"):
-        DSparkHead.load(target, folder)
-
-
-SELECTOR_NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
