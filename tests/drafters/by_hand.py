@@ -1,12 +1,28 @@
-"""What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask."""
+"""What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask; and what a
+drafter is given."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+import minispec as ms
 from minispec.cache import KVCache
 from minispec.model import rope_at, rotate
+from minispec.sequence import Sequence
+
+
+def sequence(
+    tokens: list[int], target: ms.Model | None = None, layers=(), *, id=0, since=0, sampling=None, seed=0
+) -> Sequence:
+    """With the target's states after these layers, of the tokens from `since` on without the last: those that were
+    processed since the drafter was last asked."""
+    hidden = {}
+    if layers and len(tokens) > 1:
+        with torch.no_grad():
+            states = target.transformer.body(torch.tensor([tokens[:-1]]), hidden_layers=layers)[1]
+        hidden = {n: h[0, since:] for n, h in states.items()}
+    return Sequence(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
 
 
 def rms(x: Tensor, gain: Tensor | float = 1.0, eps: float = 1e-5) -> Tensor:

@@ -8,7 +8,6 @@ from test_dflash import branches, by_hand, whole
 import minispec as ms
 from minispec.drafters import DFlash2, DFlash2Head, DSpark, DSparkHead
 from minispec.drafters.dspark import shortened
-from minispec.sequence import Sequence
 from minispec_tools.train import pairs as training
 from minispec_tools.train.corpus import Corpus
 from minispec_tools.train.lessons import Lessons
@@ -74,9 +73,7 @@ def check_chain(target, head: DSparkHead, drafter=DSpark, draws: int = 40) -> No
         logits = by_hand(target, head, text)
         h, rows = states_of(DSpark(target, head), target, text), target.transformer.lm_head.weight[:64]
         for seed in range(draws):
-            one = whole(target, head, text)
-            sampling, generator = ms.Sampling(temperature=temperature), torch.Generator().manual_seed(seed)
-            one = Sequence(0, list(text), sampling, generator, [one.hidden])
+            one = whole(target, head, text, sampling=ms.Sampling(temperature), seed=seed)
             (draft,) = drafter(target, head, confidence=confidence).propose([one], 9)
             chance, before = 1.0, text[-1]
             for j in range(3):
@@ -105,11 +102,6 @@ def test_the_tree_of_dflash2_is_the_likeliest_paths(tiny, two):
 @pytest.mark.slow
 def test_a_chain_of_dspark_is_sampled_from_q_and_cut_by_what_was_before(tiny, spark):
     check_chain(tiny, spark)
-
-
-def greedy(target, head, text, row) -> Sequence:
-    one = whole(target, head, text, row)
-    return Sequence(row, list(text), ms.Sampling(temperature=0), torch.Generator(), [one.hidden])
 
 
 # ---------------------------------------------------------------- wrong variants
@@ -222,14 +214,14 @@ def test_training_asks_for_what_is_drafted(tiny, two, spark):
     """The trainer's logits, given the tokens before, are those of the drafters' greedy paths; new scores are zero."""
     for head, drafter in ((two, DFlash2(tiny, two, tree=False)), (spark, DSpark(tiny, spark, confidence=0.0))):
         for text in TEXTS:
-            (draft,) = drafter.propose([greedy(tiny, head, text, 0)], 3)
+            (draft,) = drafter.propose([whole(tiny, head, text)], 3)
             drafter.forget(0)
             before = torch.tensor([text[-1], *draft.tokens[:-1]])
             logits = training.best_logits(head, states_of(drafter, tiny, text, 1), before, tiny.transformer)
             assert logits.argmax(-1).tolist() == draft.tokens
             drafter.forget(1)
     new = training.new_head(DFlash2Head, random_dflash(tiny), rank=8, neurons=12)
-    (drafted,) = DFlash2(tiny, new, tree=False).propose([greedy(tiny, new, TEXTS[2], 0)], 3)
+    (drafted,) = DFlash2(tiny, new, tree=False).propose([whole(tiny, new, TEXTS[2])], 3)
     assert drafted.tokens == by_hand(tiny, new, TEXTS[2]).argmax(-1).tolist()
 
 

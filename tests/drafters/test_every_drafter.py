@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from all_drafters import ALL
+from by_hand import sequence
 
 import minispec as ms
 from minispec import tree
@@ -18,13 +19,9 @@ from minispec.sequence import Sequence
 CASES = [(name, t) for name in ALL for t in (0.0, 1.0) if name != "lookahead" and not (t and "cascade" in name)]
 
 
-def context(target: ms.Model, drafter: Drafter, id: int, tokens: list[int], since: int, temperature: float) -> Sequence:
-    """A sequence whose tokens from `since` on, without the last, were processed since the drafter was last asked."""
-    hidden, generator = {}, torch.Generator().manual_seed(len(tokens))
-    if drafter.hidden_layers and len(tokens) > 1:
-        states = target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=drafter.hidden_layers).hidden
-        hidden = {n: h[0, since:] for n, h in states.items()}
-    return Sequence(id, list(tokens), ms.Sampling(temperature), generator, [hidden])
+def asked(target: ms.Model, drafter: Drafter, id: int, tokens: list[int], since: int, temperature: float) -> Sequence:
+    sampling, layers = ms.Sampling(temperature), drafter.hidden_layers
+    return sequence(tokens, target, layers, id=id, since=since, sampling=sampling, seed=len(tokens))
 
 
 def kept_by(drafter: Drafter) -> list:
@@ -36,7 +33,7 @@ def kept_by(drafter: Drafter) -> list:
 
 
 @pytest.mark.parametrize("name, temperature", CASES)
-def test_any_order_of_events(make_model, name, temperature):
+def test_a_draft_depends_on_its_sequence_alone_in_any_order_of_events(make_model, name, temperature):
     """Sequences join, sit out, accept a part of a draft, go on without one, are preempted and end."""
     target, draft = make_model(num_layers=3), make_model(num_layers=1)
     drafter, fresh, rng = ALL[name](target, draft), ALL[name](target, draft), random.Random(5)
@@ -45,10 +42,10 @@ def test_any_order_of_events(make_model, name, temperature):
         if turn < 3 or rng.random() < 0.3:
             texts[turn], told[turn] = [rng.randrange(8) for _ in range(rng.randint(1, 8))], 0
         chosen, k = rng.sample(sorted(texts), rng.randint(1, len(texts))), rng.randint(1, 4)
-        made = drafter.propose([context(target, drafter, id, texts[id], told[id], temperature) for id in chosen], k)
+        made = drafter.propose([asked(target, drafter, id, texts[id], told[id], temperature) for id in chosen], k)
         drafts = dict(zip(chosen, made, strict=True))
         for id, draft in drafts.items():
-            (alone,) = fresh.propose([context(target, fresh, id, texts[id], 0, temperature)], k)
+            (alone,) = fresh.propose([asked(target, fresh, id, texts[id], 0, temperature)], k)
             fresh.forget(id)
             assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
             assert (draft.probs is None) == (alone.probs is None)

@@ -3,14 +3,13 @@
 import random
 
 import pytest
-import torch
 from all_drafters import random_dflash, random_eagle, random_medusa
+from by_hand import sequence
 
 import minispec as ms
 from minispec import tree
 from minispec.drafters import Draft, Drafter
 from minispec.drafters.lookahead import Window
-from minispec.sequence import Sequence
 
 D = ms.drafters
 TEXTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
@@ -36,16 +35,12 @@ MAKE = {
 }
 
 
-def propose(target: ms.Model, drafter: Drafter, k: int, budgets, temperature: float = 0.0) -> list[Draft]:
-    contexts = []
-    for row, (text, budget) in enumerate(zip(TEXTS, budgets, strict=True)):
-        hidden = target.transformer(torch.tensor([text[:-1]]), hidden_layers=drafter.hidden_layers).hidden
-        context = Sequence(row, list(text), ms.Sampling(temperature), torch.Generator().manual_seed(row))
-        context.unseen = [{n: states[0] for n, states in hidden.items()}]
-        if budget != "absent":
-            context.max_nodes = budget
-        contexts.append(context)
-    return drafter.propose(contexts, k)
+def propose(target: ms.Model, drafter: Drafter, k: int, budgets) -> list[Draft]:
+    sequences = []
+    for row, (tokens, budget) in enumerate(zip(TEXTS, budgets, strict=True)):
+        sequences.append(sequence(tokens, target, drafter.hidden_layers, id=row, seed=row))
+        sequences[-1].max_nodes = budget
+    return drafter.propose(sequences, k)
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:
@@ -59,7 +54,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
 def test_drafts_keep_to_their_budgets(tiny, name):
     """Each sequence has its own, and a part of its whole draft stays: as many nodes as are allowed."""
     for k in (1, 2, 4):
-        whole = propose(tiny, MAKE[name](tiny), k, ["absent"] * 3)
+        whole = propose(tiny, MAKE[name](tiny), k, [None] * 3)
         for budgets in ([None, 99, 99], [0, 1, 2], [4, 99, 1], [3, None, 0], [0, 0, 0]):
             drafts = propose(tiny, MAKE[name](tiny), k, budgets)
             for draft, full, budget in zip(drafts, whole, budgets, strict=True):
@@ -79,7 +74,7 @@ def test_what_stays_is_the_best_tree_of_that_size(tiny, name):
         if name == "medusa":
             drafter.heads.accuracy = [[0.5, 0.31, 0.11], [0.45, 0.19, 0.17], [0.4, 0.21, 0.13]]  # no two nodes tie
             drafter, small = (D.Medusa(tiny, drafter.heads, nodes) for nodes in (drafter.nodes, budget))
-        assert propose(tiny, drafter, 3, [budget] * 3) == propose(tiny, small, 3, ["absent"] * 3)
+        assert propose(tiny, drafter, 3, [budget] * 3) == propose(tiny, small, 3, [None] * 3)
 
 
 @pytest.mark.parametrize("name", MAKE)
