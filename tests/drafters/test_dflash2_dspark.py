@@ -188,26 +188,13 @@ def test_wrong_variants_of_dflash2_are_noticed(tiny, two, wrong):
         check_tree(tiny, two, wrong)
 
 
-# ---------------------------------------------------------------- stored, and trained
+# ---------------------------------------------------------------- in an engine, and trained
 
 
 def test_an_engine_drafts_whole_blocks_if_they_are_chains(tiny, two, spark):
     for drafter, k, most in ((DSpark(tiny, spark), 3, 3), (DFlash2(tiny, two, nodes=8), 4, 8)):
         engine = ms.Engine(tiny, drafter)
         assert engine.k == k and engine.controller.sizes[-1] == most and engine.controller.chains == (k == 3)
-
-
-def test_additions_are_stored_beside_their_backbone(tiny, two, spark, tmp_path):
-    """Their folder names the backbone's; what is loaded is whole."""
-    backbone = random_dflash(tiny)
-    backbone.save(tiny, tmp_path / "dflash", bits=None)
-    for head in (two, spark):
-        head = training.new_head(type(head), backbone, rank=8, neurons=12, backbone="../dflash")
-        head.save(tiny, tmp_path / head.kind, bits=None)
-        loaded = type(head).load(tiny, tmp_path / head.kind)
-        state = head.state_dict()
-        assert state.keys() == loaded.state_dict().keys() > backbone.state_dict().keys()
-        assert all(torch.equal(weight, state[name]) for name, weight in loaded.state_dict().items())
 
 
 def test_training_asks_for_what_is_drafted(tiny, two, spark):
