@@ -10,6 +10,7 @@ import minispec as ms
 from minispec.cache import KVCache
 from minispec.model import rope_at, rotate
 from minispec.sequence import Sequence
+from minispec.tree import path_to
 
 
 def sequence(
@@ -69,6 +70,12 @@ def head_logits(head, streams: list[Tensor], text: list[int], follow: list[int])
 
 def of_module(attn) -> Callable[[str], Tensor]:
     return lambda name: getattr(attn, f"{name}_proj").weight
+
+
+def paths(draft) -> list[tuple[int, ...]]:
+    """Every node of a draft, as the tokens that lead to it."""
+    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+    return [tuple(draft.tokens[i] for i in path_to(parents, node)) for node in range(len(draft.tokens))]
 
 
 @torch.inference_mode()

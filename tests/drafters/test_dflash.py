@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash
-from by_hand import blank_logits, rms, sequence
+from by_hand import blank_logits, paths, rms, sequence
 
 import minispec as ms
 from minispec.drafters import DFlash, DFlashHead
 from minispec.model import rope_at, rotate
 from minispec.sequence import Sequence
-from minispec.tree import best_tree, depths, from_candidates, path_to
+from minispec.tree import best_tree, depths, from_candidates
 from minispec_tools.train import dflash as training
 from minispec_tools.train.corpus import Corpus
 from minispec_tools.train.lessons import Batch, Lessons
@@ -76,13 +76,8 @@ def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
         for text, draft in zip(texts, drafts, strict=True):
             q, best = by_hand(tiny, heads, text)[:k].softmax(-1).sort(-1, descending=True)  # [min(k, 3), 64]
             expected = from_candidates(heads.head_ids[best].tolist(), best_tree(q.tolist(), nodes))
-            assert branches(draft) == branches(expected) and len(draft.tokens) == len(branches(draft)) == nodes
+            assert set(paths(draft)) == set(paths(expected)) and len(draft.tokens) == len(set(paths(draft))) == nodes
             assert draft.probs is None and max(depths(draft.parents)) <= min(k, 3)
-
-
-def branches(tree) -> set[tuple[int, ...]]:
-    """The path to every node, in tokens."""
-    return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
 
 
 # ---------------------------------------------------------------- the trainer

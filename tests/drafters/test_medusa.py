@@ -16,7 +16,7 @@ IDS = torch.arange(0, 64, 3)  # a reduced vocabulary
 
 
 def last_states(target: ms.Model, text: list[int]) -> torch.Tensor:
-    """What the LM head reads at every position of a sequence, from one plain pass: [T, d]."""
+    """What the LM head is given at every position of a sequence, from one plain pass: [T, d]."""
     return target.transformer.norm(target.transformer.body(torch.tensor([text], device=target.device))[0][0])
 
 

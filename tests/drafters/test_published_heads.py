@@ -19,14 +19,13 @@ from pathlib import Path
 import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_pairs
-from by_hand import head_logits
+from by_hand import head_logits, paths
 from safetensors.torch import load_file, save_file
 
 import minispec as ms
 from minispec.drafters.eagle import Form
 from minispec.load.heads_dflash import evenly, write_dflash
 from minispec.load.heads_eagle import write_eagle
-from minispec.tree import path_to
 
 D = ms.drafters
 FORMATS = json.loads((Path(__file__).parents[1] / "data" / "published_heads.json").read_text())
@@ -104,8 +103,7 @@ def test_eagle_grows_the_published_tree(target, tmp_path):
     drafter = D.Eagle(target, write(tmp_path, "EAGLE-3"), width=3, nodes=8)
     hidden = {n: states[0] for n, states in zip(drafter.hidden_layers, eagle_streams(), strict=True)}
     (draft,) = drafter.propose([ms.Sequence(0, TEXT, ms.Sampling(), None, [hidden])], 3)
-    paths = [tuple(draft.tokens[i] for i in path_to(draft.parents, node)) for node in range(len(draft.tokens))]
-    assert sorted(paths) == sorted([(2,), (19,), (27,), (2, 2), (2, 19), (2, 4), (19, 2), (27, 2)])
+    assert sorted(paths(draft)) == sorted([(2,), (19,), (27,), (2, 2), (2, 19), (2, 4), (19, 2), (27, 2)])
 
 
 @pytest.mark.parametrize("name", formats("Medusa"))
