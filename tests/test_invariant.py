@@ -30,7 +30,7 @@ def company(count: int) -> list[list[int]]:
     return [[(7 * t + 13 * b) % 64 for t in range(len(IDS))] for b in range(count)]
 
 
-def check_batches(model):
+def test_a_batch_does_not_change_a_bit(model):
     def torchs_product(*_):
         raise AssertionError("a product of torch's, whose order of summation depends on the number of tokens")
 
@@ -39,10 +39,6 @@ def check_batches(model):
         alone = numerics.decode_logits(model, IDS)
         for others in (1, 7, 8, 39):
             assert torch.equal(numerics.decode_logits(model, IDS, company(others)), alone), f"a batch of {others + 1}"
-
-
-def test_a_batch_does_not_change_a_bit(model):
-    check_batches(model)
 
 
 @torch.no_grad()

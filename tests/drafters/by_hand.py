@@ -1,12 +1,29 @@
-"""What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask."""
+"""What heads compute, straight from the definitions: one position at a time, no cache, no batch, no mask; and what a
+drafter is given."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+import minispec as ms
 from minispec.cache import KVCache
 from minispec.model import rope_at, rotate
+from minispec.sequence import Sequence
+from minispec.tree import path_to
+
+
+def sequence(
+    tokens: list[int], target: ms.Model | None = None, layers=(), *, id=0, since=0, sampling=None, seed=0
+) -> Sequence:
+    """With the target's states after these layers, of the tokens from `since` on without the last: those that were
+    processed since the drafter was last asked."""
+    hidden = {}
+    if layers and len(tokens) > 1:
+        with torch.no_grad():
+            states = target.transformer.body(torch.tensor([tokens[:-1]]), hidden_layers=layers)[1]
+        hidden = {n: h[0, since:] for n, h in states.items()}
+    return Sequence(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
 
 
 def rms(x: Tensor, gain: Tensor | float = 1.0, eps: float = 1e-5) -> Tensor:
@@ -37,8 +54,9 @@ class Attention:
 
 
 def head_logits(head, streams: list[Tensor], text: list[int], follow: list[int]) -> Tensor:
-    """EAGLE's logits after a text and after each token that follows it [1 + len(follow), v], step by step with a cache.
-    `streams` [1, T, d] are those of the text without its last token."""
+    """EAGLE's logits after a sequence and after each token that follows it [1 + len(follow), v], with a cache.
+
+    `streams` [1, T, d] are those of the sequence without its last token."""
     cache, found = KVCache(head.config, 1, len(text) + len(follow), dtype=head.dtype), []
     feature, read = head.fuse(streams), text[1:]
     for token in [*follow, None]:
@@ -54,22 +72,10 @@ def of_module(attn) -> Callable[[str], Tensor]:
     return lambda name: getattr(attn, f"{name}_proj").weight
 
 
-def layer_shapes(c, prefix: str, inputs: int, norms: tuple[str, ...], qk_norm: bool = False) -> dict[str, tuple]:
-    """The tensors of a published layer, by their names."""
-    d, q, kv, m = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
-    shapes = {f"self_attn.{n}_proj": (size, inputs) for n, size in (("q", q), ("k", kv), ("v", kv))}
-    shapes |= {"self_attn.o_proj": (d, q), "mlp.gate_proj": (m, d), "mlp.up_proj": (m, d), "mlp.down_proj": (d, m)}
-    shapes |= dict.fromkeys(norms, (d,))
-    shapes |= {"self_attn.q_norm": (c.head_dim,), "self_attn.k_norm": (c.head_dim,)} if qk_norm else {}
-    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
-
-
-def layer_config(c, **more) -> dict:
-    """config.json of a head with one layer of these shapes, as Hugging Face spells them."""
-    heads = dict(num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads, head_dim=c.head_dim)
-    sizes = dict(vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size)
-    other = dict(model_type="llama", num_hidden_layers=1, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta)
-    return other | sizes | heads | more
+def paths(draft) -> list[tuple[int, ...]]:
+    """Every node of a draft, as the tokens that lead to it."""
+    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+    return [tuple(draft.tokens[i] for i in path_to(parents, node)) for node in range(len(draft.tokens))]
 
 
 @torch.inference_mode()

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash
-from by_hand import blank_logits
+from by_hand import blank_logits, paths, rms, sequence
 
 import minispec as ms
 from minispec.drafters import DFlash, DFlashHead
 from minispec.model import rope_at, rotate
 from minispec.sequence import Sequence
-from minispec.tree import best_tree, depths, from_candidates, path_to
+from minispec.tree import best_tree, depths, from_candidates
 from minispec_tools.train import dflash as training
 from minispec_tools.train.corpus import Corpus
 from minispec_tools.train.lessons import Batch, Lessons
@@ -23,34 +23,19 @@ def heads(tiny) -> DFlashHead:
     return random_dflash(tiny)
 
 
-def states_of(target: ms.Model, text: list[int], layers) -> dict[int, torch.Tensor]:
-    """Residual streams of the whole text but its last token, by one pass without a cache."""
-    if len(text) == 1:
-        return {}
-    with torch.no_grad():
-        return {n: x[0] for n, x in target.transformer.body(torch.tensor([text[:-1]]), hidden_layers=layers)[1].items()}
+def whole(target: ms.Model, heads: DFlashHead, text: list[int], row: int = 0, **options) -> Sequence:
+    return sequence(text, target, heads.hidden_layers, id=row, **options)
 
 
-def context(row: int, text: list[int], hidden: dict) -> Sequence:
-    return Sequence(row, list(text), ms.Sampling(), torch.Generator(), [hidden])
-
-
-def whole(target: ms.Model, heads: DFlashHead, text: list[int], row: int = 0) -> Sequence:
-    return context(row, text, states_of(target, text, heads.hidden_layers))
-
-
-def by_hand(target: ms.Model, heads: DFlashHead, text: list[int], first: int = 0) -> torch.Tensor:
-    """Logits [B − 1, v] of the block after a text, one query at a time, straight from the definition.
-
-    The context begins at place `first`.
-    """
-    n, B, c = len(text) - 1 - first, heads.block, heads.config
-    norm = lambda x, module: x / (x.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt() * module.weight  # noqa: E731
-    hidden = {n: h[first:] for n, h in states_of(target, text, heads.hidden_layers).items()}
-    streams = [h / (h.pow(2).mean(-1, keepdim=True) + c.norm_eps).sqrt() for h in hidden.values()]
+def by_hand(target: ms.Model, heads: DFlashHead, text: list[int]) -> torch.Tensor:
+    """Logits [B − 1, v] of the block after a sequence, one query at a time, straight from the definition."""
+    n, B, c = len(text) - 1, heads.block, heads.config
+    norm = lambda x, module: rms(x, module.weight, c.norm_eps)  # noqa: E731
+    hidden = whole(target, heads, text).hidden
+    streams = [rms(h, 1.0, c.norm_eps) for h in hidden.values()]
     ctx = norm(torch.cat(streams, -1) @ heads.fc.weight.T, heads.context_norm) if hidden else torch.zeros(0, 32)
     x = torch.stack([target.transformer.embed_tokens.weight[text[-1]], *[heads.mask] * (B - 1)])  # [B, d]
-    cos, sin = rope_at(c, first + torch.arange(n + B)[None], torch.float64)
+    cos, sin = rope_at(c, torch.arange(n + B)[None], torch.float64)
     for layer in heads.layers:
         attn, read = layer.self_attn, norm(torch.cat([ctx.double(), x]), layer.input_layernorm)  # [n + B, d]
         q, k, v = (proj(read).view(n + B, -1, c.head_dim) for proj in (attn.q_proj, attn.k_proj, attn.v_proj))
@@ -91,13 +76,8 @@ def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
         for text, draft in zip(texts, drafts, strict=True):
             q, best = by_hand(tiny, heads, text)[:k].softmax(-1).sort(-1, descending=True)  # [min(k, 3), 64]
             expected = from_candidates(heads.head_ids[best].tolist(), best_tree(q.tolist(), nodes))
-            assert branches(draft) == branches(expected) and len(draft.tokens) == len(branches(draft)) == nodes
+            assert set(paths(draft)) == set(paths(expected)) and len(draft.tokens) == len(set(paths(draft))) == nodes
             assert draft.probs is None and max(depths(draft.parents)) <= min(k, 3)
-
-
-def branches(tree) -> set[tuple[int, ...]]:
-    """The path to every node, in tokens."""
-    return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
 
 
 # ---------------------------------------------------------------- the trainer
@@ -121,8 +101,8 @@ def test_training_computes_what_the_drafter_does(tiny, heads, lesson):
     anchors = torch.tensor([[0, 5, 17, 28], [3, 4, 9, 7], [22, 8, 9, 15]])
     states = training.read_blocks(heads, tiny.transformer, batch.tokens, batch.answers.hidden, anchors)
     trained = states[:, :, 1:] @ heads.head_rows(tiny.transformer).T  # [3, 4, B − 1, v]
-    for row, places in enumerate(anchors.tolist()):
-        for i, place in enumerate(places):
-            text = batch.tokens[row, : place + 1].tolist()  # up to the anchor, which the target has not read
+    for row, positions in enumerate(anchors.tolist()):
+        for i, position in enumerate(positions):
+            text = batch.tokens[row, : position + 1].tolist()  # up to the anchor, which the target has not read
             drafted = blank_logits(DFlash(tiny, heads), [whole(tiny, heads, text)])[0]
             assert torch.allclose(trained[row, i], drafted, rtol=0, atol=1e-10)

@@ -1,9 +1,9 @@
-"""EAGLE: its features by hand, its trees against growth.grow, its cache under any order of events, and its training."""
+"""EAGLE: its features by hand, its trees against growth.grow, its cache and its training."""
 
 import pytest
 import torch
 from all_drafters import random_eagle, random_mtp
-from by_hand import Attention, of_module, rms
+from by_hand import Attention, of_module, rms, sequence
 
 import minispec as ms
 from minispec import tree as trees
@@ -21,14 +21,9 @@ def target(make_model) -> ms.Model:
     return make_model(num_layers=3)
 
 
-def context(target, tokens, id=0, since=0, sampling=None, seed=0, layers=None) -> Sequence:
-    """A sequence whose tokens from `since` on, less the last, were processed since the drafter was last asked."""
-    depth, hidden = target.config.num_layers, {}
-    if len(tokens) > 1:
-        layers = layers or (depth // 3, 2 * depth // 3, depth)
-        streams = target.transformer(torch.tensor([tokens[:-1]]), hidden_layers=layers).hidden
-        hidden = {n: h[0, since:] for n, h in streams.items()}
-    return Sequence(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
+def context(target, tokens, layers=None, **options) -> Sequence:
+    depth = target.config.num_layers
+    return sequence(tokens, target, layers or (depth // 3, 2 * depth // 3, depth), **options)
 
 
 def by_hand(target, head: EagleHead, text: list[int], drafted: list[int]) -> torch.Tensor:
@@ -52,7 +47,7 @@ def by_hand(target, head: EagleHead, text: list[int], drafted: list[int]) -> tor
     return torch.stack(features[len(text) - 2 :])
 
 
-def law_by_hand(head: EagleHead, feature: torch.Tensor) -> torch.Tensor:
+def distribution_by_hand(head: EagleHead, feature: torch.Tensor) -> torch.Tensor:
     return (rms(feature, head.norm.weight, head.config.norm_eps) @ head.head.T).softmax(-1)
 
 
@@ -86,7 +81,7 @@ def test_a_greedy_chain_is_the_formula(target):
     head = random_eagle(target)
     (draft,) = Eagle(target, head, tree=False).propose([context(target, TEXT)], 5)
     assert draft.parents is None and draft.probs is None
-    q = law_by_hand(head, by_hand(target, head, TEXT, draft.tokens[:-1]))  # [5, v]
+    q = distribution_by_hand(head, by_hand(target, head, TEXT, draft.tokens[:-1]))  # [5, v]
     assert draft.tokens == head.head_ids[q.argmax(-1)].tolist()
     assert len(set(draft.tokens)) > 1  # it does not just repeat itself
 
@@ -100,25 +95,27 @@ FORMS = [
 
 
 @pytest.mark.parametrize("own", [None, ms.Sampling(temperature=1.7, top_k=9)])
-def test_q_of_a_sampled_chain_is_the_law_it_was_drawn_from(target, own):
+def test_q_of_a_sampled_chain_is_what_it_was_sampled_from(target, own):
     knobs = [ms.Sampling(temperature=0.9, top_p=0.9), ms.Sampling(temperature=2.0)]
     for head in (random_eagle(target, form=form) for form in FORMS):
         rows = [context(target, TEXT[: 5 + 4 * i], id=i, sampling=knobs[i], seed=i) for i in range(2)]
         for row, draft in zip(rows, Eagle(target, head, tree=False, sampling=own).propose(rows, 4), strict=True):
             logits = torch.full((4, 64), -torch.inf, dtype=torch.float64)
-            logits[:, head.head_ids] = law_by_hand(head, by_hand(target, head, row.tokens, draft.tokens[:-1])).log()
+            logits[:, head.head_ids] = distribution_by_hand(
+                head, by_hand(target, head, row.tokens, draft.tokens[:-1])
+            ).log()
             assert torch.allclose(draft.probs, (own or row.sampling).probs(logits), rtol=0, atol=1e-12), head.form
             assert all(draft.probs[i, token] > 0 for i, token in enumerate(draft.tokens))
 
 
 @pytest.mark.parametrize(("k", "width", "nodes"), [(1, 4, 3), (2, 3, 8), (4, 3, 12), (5, 4, 40), (2, 64, 9)])
-def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
+def test_the_tree_is_that_of_grow_on_distributions_by_hand(target, k, width, nodes):
     """growth.grow, where every node is scored on its own path from the root, without any cache or mask."""
     head = random_eagle(target, vocab=12 if width > 12 else 48)
     width_of_children = min(width, len(head.head_ids))
 
     def scored(path: list[int]):
-        log_q = law_by_hand(head, by_hand(target, head, TEXT, path)[-1]).log()
+        log_q = distribution_by_hand(head, by_hand(target, head, TEXT, path)[-1]).log()
         best = log_q.topk(width_of_children)
         return [*zip(head.head_ids[best.indices].tolist(), best.values.tolist(), strict=True)]
 

@@ -1,4 +1,4 @@
-"""Lookahead: the target guesses ahead in a window that rides along, and the window never leaves a trace in the text.
+"""Lookahead: the target guesses ahead in a window that rides along, and the window never leaves a trace in the output.
 
 Statistical power: see sequence_distribution.py.
 """
@@ -36,7 +36,7 @@ def cycle(loop: Loop):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
-    """After every cycle each row's cache is what a fresh prefill of its text makes: all tokens but the last."""
+    """After every cycle each row's cache is what a fresh prefill of its tokens makes: all tokens but the last."""
     drafter, k = Lookahead(tiny, window=4, ngram=4, guesses=4), 3
     sampling = ms.Sampling(temperature)
     rows, loop = start(tiny, PROMPTS, drafter, k, 20 * (k + 1) + 1, sampling)
@@ -55,8 +55,8 @@ def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
 
 
 @pytest.mark.slow
-def test_every_window_token_reads_a_text_without_gaps(tiny):
-    """The logits at level l of column c are those of a plain pass over: text, oldest level up to c, column c to l."""
+def test_every_window_token_attends_to_a_sequence_without_gaps(tiny):
+    """The logits at level l of column c are those of a plain pass over: tokens, oldest level up to c, column c to l."""
     W, k = 4, 3
     drafter = Lookahead(tiny, W, ngram=4, guesses=3)
     rows, loop = start(tiny, PROMPTS[:3], drafter, k, 40, ms.Sampling(1.0), seed=3)

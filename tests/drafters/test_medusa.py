@@ -3,12 +3,12 @@
 import pytest
 import torch
 from all_drafters import random_medusa
+from by_hand import sequence
 from loop_checks import LAW_PROMPT, LAW_TOKENS, law_pair, sample, target_law
 from sequence_distribution import chi_square
 
 import minispec as ms
 from minispec.drafters import Medusa, MedusaHeads
-from minispec.sequence import Sequence
 from minispec.tree import best_tree, depths, from_candidates
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
@@ -16,7 +16,7 @@ IDS = torch.arange(0, 64, 3)  # a reduced vocabulary
 
 
 def last_states(target: ms.Model, text: list[int]) -> torch.Tensor:
-    """What the LM head reads at every position of a text, from one plain pass: [T, d]."""
+    """What the LM head is given at every position of a sequence, from one plain pass: [T, d]."""
     return target.transformer.norm(target.transformer.body(torch.tensor([text], device=target.device))[0][0])
 
 
@@ -38,7 +38,7 @@ def by_hand(target: ms.Model, heads: MedusaHeads, h: torch.Tensor) -> list[torch
 
 
 def candidates_by_hand(target: ms.Model, heads: MedusaHeads, text: list[int]) -> list[list[int]]:
-    """The best tokens of each head for a text whose last token was not read yet."""
+    """The best tokens of each head for a sequence whose last token was not processed yet."""
     ids = torch.arange(target.config.vocab_size) if heads.head_ids is None else heads.head_ids
     logits = by_hand(target, heads, last_states(target, text[:-1])[-1])
     return [ids[head.argsort(descending=True)][:10].tolist() for head in logits]
@@ -68,9 +68,7 @@ def test_drafts_are_the_heads_candidates(tiny, tree):
         drafter, n = Medusa(tiny, heads, nodes=9, tree=tree), min(k, 3)
         shape = best_tree(heads.accuracy[:n], 9) if tree == "best" else [(0,), (0, 0), (0, 0, 0)][:n]
         for prompt in PROMPTS[::2]:
-            hidden = tiny.transformer(torch.tensor([prompt[:-1]]), hidden_layers=drafter.hidden_layers).hidden
-            given = [{n: x[0] for n, x in hidden.items()}]
-            (draft,) = drafter.propose([Sequence(0, prompt, ms.Sampling(), None, given)], k)
+            (draft,) = drafter.propose([sequence(prompt, tiny, drafter.hidden_layers)], k)
             expected = from_candidates(candidates_by_hand(tiny, heads, prompt), shape)
             assert draft.tokens == expected.tokens and draft.probs is None
             assert draft.parents == (None if tree == "chain" else expected.parents)
@@ -82,22 +80,22 @@ def test_drafts_are_the_heads_candidates(tiny, tree):
 
 @pytest.mark.slow
 def test_typical_acceptance_is_not_lossless():
-    """The first cycle's draft is the same in every row, so what passes is in every text: no law of p left there.
+    """The first cycle's draft is the same in every row, and so is what is accepted of it, whatever p says.
 
-    1,000 texts; the lossless drafter with the same tree passes the same check.
+    1,000 outputs; the lossless drafter with the same tree passes the same check.
     """
     target = law_pair()[0]
     drafters = {exact: Medusa(target, random_medusa(target), nodes=6, lossless=exact) for exact in (True, False)}
-    texts = {exact: sample(each, 3, seed=1, draws=1000, temperature=1.0) for exact, each in drafters.items()}
-    law = target_law(temperature=1.0)
-    assert chi_square(texts[True], law) > 1e-4 and chi_square(texts[False], law) < 1e-12
+    outputs = {exact: sample(each, 3, seed=1, draws=1000, temperature=1.0) for exact, each in drafters.items()}
+    expected = target_law(temperature=1.0)
+    assert chi_square(outputs[True], expected) > 1e-4 and chi_square(outputs[False], expected) < 1e-12
     out = ms.speculate(target, LAW_PROMPT, drafters[False], 3, LAW_TOKENS, temperature=1.0, seed=0)
     first = out.trace.cycles[0]
     p = target.transformer(torch.tensor([[*LAW_PROMPT, *first.drafted]])).logits[0, len(LAW_PROMPT) - 1].softmax(-1)
     entropy = float(torch.special.entr(p).sum())
     roots = [token for token, parent in zip(first.drafted, first.parents, strict=True) if parent == -1]
     passes = [token for token in roots if p[token] > min(0.09, 0.3 * 2.718281828**-entropy)]
-    assert passes and {text[0] for text in texts[False]} <= {*passes}  # certain now, where p had
-    assert float(p[passes].sum()) < 0.999 and len({text[0] for text in texts[True]}) == 5
+    assert passes and {output[0] for output in outputs[False]} <= {*passes}  # certain now, where p had
+    assert float(p[passes].sum()) < 0.999 and len({output[0] for output in outputs[True]}) == 5
     assert first.accepted and not first.lossless and "not lossless" in repr(drafters[False])
     assert '"lossless": false' in out.trace.to_json() and "lossless" not in repr(drafters[True])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from all_drafters import random_mtp
-from by_hand import Attention, of_module, rms
-from test_eagle import TEXT, context
+from by_hand import Attention, of_module, rms, sequence
+from test_eagle import TEXT
 
 import minispec as ms
 from minispec.drafters import MTP, MTPHead
@@ -35,10 +35,10 @@ def by_hand(target, head: MTPHead, text: list[int], drafted: list[int]) -> torch
 def test_a_chain_is_the_formula(target):
     """A sampled chain's q at every step, and a greedy chain."""
     head, own = random_mtp(target, noise=2.0), ms.Sampling(temperature=1.3)
-    (draft,) = MTP(target, head, sampling=own).propose([context(target, TEXT, layers=head.hidden_layers)], 4)
+    (draft,) = MTP(target, head, sampling=own).propose([sequence(TEXT, target, head.hidden_layers)], 4)
     q = own.probs(by_hand(target, head, TEXT, draft.tokens[:-1]))
     assert torch.allclose(draft.probs, q, rtol=0, atol=1e-12)
-    (draft,) = MTP(target, head).propose([context(target, TEXT, layers=head.hidden_layers)], 5)
+    (draft,) = MTP(target, head).propose([sequence(TEXT, target, head.hidden_layers)], 5)
     assert draft.parents is None and draft.probs is None and len(set(draft.tokens)) > 1
     assert draft.tokens == by_hand(target, head, TEXT, draft.tokens[:-1]).argmax(-1).tolist()
 
@@ -53,8 +53,8 @@ def test_a_target_with_experts_has_a_dense_module(make_model):
     assert ms.speculate(sparse, TEXT[:4], MTP(sparse, head), 3, 12).tokens == plain.tokens
 
 
-def test_a_recorded_backend_and_an_engine_take_it(make_model):
-    """As on a GPU: its module has no recorded form, so the target's passes are recorded and the drafts are torch's."""
+def test_a_captured_target_and_an_engine_take_it(make_model):
+    """As on a GPU: its module has no captured form, so the target's passes are captured and the drafts are torch's."""
     target = make_model(num_layers=2)
     plain, options = ms.generate(target, TEXT[:5], 14), dict(tree=True, width=2, nodes=6)
     target.accelerate()

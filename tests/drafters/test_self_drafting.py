@@ -29,7 +29,7 @@ def test_no_weight_is_copied(target):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_it_drafts_with_just_these_layers(target, layers):
-    """The view's law is the target's own pass with the other layers left out."""
+    """The view's logits are those of the target's own pass with the other layers left out."""
     tokens = torch.tensor([PROMPTS[2]])
     view = EarlyExit(target, layers).draft.transformer
     whole = target.transformer
@@ -41,7 +41,7 @@ def test_it_drafts_with_just_these_layers(target, layers):
 def test_all_layers_accept_everything(target, temperature):
     outs = ms.speculate(target, PROMPTS, EarlyExit(target, 4), 4, 20, temperature=temperature, seed=0)
     assert all(out.trace.acceptance_rate == 1.0 for out in outs)
-    assert all(len(out.trace.cycles) == 4 for out in outs)  # five tokens a cycle
+    assert all(len(out.trace.cycles) == 4 for out in outs)  # five tokens per cycle
 
 
 def linears(model: ms.Model) -> dict[str, torch.Tensor]:

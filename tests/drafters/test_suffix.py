@@ -80,7 +80,7 @@ def test_memory_holds_outputs_without_prompts_and_the_oldest_goes_first():
         tokens += [first, first + 1, first + 2]  # the last cycle: no proposal after it
         drafter.forget(0)
     assert draft(drafter, [99, 1], 4) == []  # 1 was in the prompts only
-    drafter.forget(0)  # an empty output pushes nobody out
+    drafter.forget(0)  # an empty output pushes none out
     assert [text.tokens for text in drafter.past] == [[20, 21, 22], [30, 31, 32]]
     assert [draft(drafter, [t], 1, row=t) for t in (10, 20, 30)] == [[], [21], [31]]
 

@@ -104,8 +104,8 @@ def test_sampled_outputs_follow_the_target():
     drafter, prompt = ms.drafters.Model(draft, translate=True), [0, 1, 4, 2]
     with many_rows(seed=0):
         outs = ms.speculate(target, [prompt] * 4000, drafter, 3, LAW_TOKENS, temperature=1.0)
-    law = joint_distribution(target, prompt, LAW_TOKENS, ms.Sampling(temperature=1.0))
-    assert_follows([out.tokens for out in outs], law, "another vocabulary")
+    expected = joint_distribution(target, prompt, LAW_TOKENS, ms.Sampling(temperature=1.0))
+    assert_follows([out.tokens for out in outs], expected, "another vocabulary")
     assert 0.1 < ms.Trace.of(outs).acceptance_rate < 0.95
     assert not drafter.memory.lengths and not drafter.held
 
@@ -117,8 +117,8 @@ PROMPTS = ["undo the dog", "the fox 日本", "do", "said to the other dog that"]
 
 @pytest.mark.slow
 def test_greedy():
-    """Token for token what `generate` emits, alone, in a batch and in an engine; a draft reads only what is new, and
-    drafts what it would draft after reading the whole text afresh."""
+    """Token for token what `generate` emits, alone, in a batch and in an engine; and the draft model, which processes
+    only what is new, drafts what it would draft after the whole text."""
     target, draft = text_pair()
     plain = [out.tokens for out in ms.generate(target, PROMPTS, 20)]
     drafter = ms.drafters.Model(draft, translate=True)

@@ -2,23 +2,21 @@
 for. (Greedy and sampled outputs in both loops: all_drafters.)"""
 
 import random
+from dataclasses import replace
 from functools import partial
 
-import distribution_checks
 import pytest
 import torch
-from distribution_checks import toy_model
+from distribution_checks import target_law, toy_model
 from fakes import continuation, scripted, whole_text, wrong_at
-from loop_checks import LAW_PROMPT, LAW_TOKENS, PROMPT, law_pair, target_law
-from mutants.patching import Mutant, assert_caught, rewrite, rewritten
+from loop_checks import LAW_PROMPT, LAW_TOKENS, PROMPT, law_pair
+from loop_checks import target_law as law_of_the_pair
 from sequence_distribution import assert_follows
 from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Draft
-from minispec.drafters import ahead as ahead_module
 from minispec.drafters.ahead import Ahead, likelihoods
-from minispec.drafters.model import DraftModel
 from minispec.exact import chain_cycle, exact_distribution, propose_chain, total_variation
 from minispec.sequence import Sequence
 
@@ -57,11 +55,12 @@ def any_outcome(made: dict, text: tuple):
     return next(iter(made.values()), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab, k, outcomes, n", [(3, 1, 2, 2), (2, 1, 2, 3), (2, 2, 2, 2)])
 def test_every_branch_of_the_random_numbers(vocab, k, outcomes, n):
     target, draft = toy_model(vocab, 0), toy_model(vocab, 1)  # every bias below shows in these
     run = partial(two_cycles, target, draft, k, outcomes, n)
-    expected = distribution_checks.target_law(target, n)
+    expected = target_law(target, n)
     away = lambda **how: total_variation(exact_distribution(partial(run, **how)), expected)  # noqa: E731
     assert away() < 1e-12
     assert away(use=any_outcome) < 1e-12  # an ordinary draft with a true q, only a poor one
@@ -86,11 +85,15 @@ def test_an_outcome_is_as_likely_as_the_tokens_it_emits(n):
 # ---------------------------------------------------------------- the drafter itself
 
 
-def check_fresh(turns: int = 30) -> None:
+def ahead_of(draft: ms.Model, outcomes: int) -> Ahead:
+    return Ahead(D.Model(draft), outcomes)
+
+
+def check_drafts_are_the_models(make=ahead_of, turns: int = 30) -> None:
     """Sequences join, end, are preempted, and sit out. With or without preparations drafts are those of the model, and
     none is made twice."""
     target, draft = random_model(num_layers=3), random_model(num_layers=1)
-    ahead, rng = Ahead(D.Model(draft), 6), random.Random(1)
+    ahead, rng = make(draft, 6), random.Random(1)
     ahead.fit(target)
     texts: dict[int, list[int]] = {}
     of = lambda id: Sequence(id, list(texts[id]), generator=torch.Generator())  # noqa: E731
@@ -120,11 +123,11 @@ def check_fresh(turns: int = 30) -> None:
     assert not (ahead.prepared or inner.committed or inner.memory.lengths or inner.memory.places)
 
 
-def check_passes() -> None:
+def check_passes(make=ahead_of) -> None:
     """k passes for a miss, none for a hit; and 1 + k while the target verifies, over all outcomes side by side."""
     wrong, k, count = (4, 11, 16), 3, 40
     target, draft = scripted(whole_text), scripted(wrong_at(wrong))
-    ahead, passes = Ahead(D.Model(draft), 40), draft.transformer.readings
+    ahead, passes = make(draft, 40), draft.transformer.readings
     cycles = []
     out = ms.speculate(target, PROMPT, ahead, k, count, on_cycle=lambda c: cycles.append((c, ahead.hits, len(passes))))
     assert out.tokens == continuation(PROMPT, count)
@@ -136,64 +139,101 @@ def check_passes() -> None:
     assert ahead.hits > 2 and ahead.misses >= 1
 
 
-def check_law(draws: int = 1_200) -> None:
+def check_distribution(make=ahead_of, draws: int = 1_200) -> None:
     """Sampled outputs follow the target, with a generator for each sequence."""
     target, draft = law_pair()
-    ahead = Ahead(D.Model(draft), 8)
+    ahead = make(draft, 8)
     outs = ms.speculate(target, [LAW_PROMPT] * draws, ahead, 1, LAW_TOKENS, temperature=1.0, seed=5)
     assert ahead.hits > draws
-    assert_follows([out.tokens for out in outs], target_law(temperature=1.0), "prepared drafts")
+    assert_follows([out.tokens for out in outs], law_of_the_pair(temperature=1.0), "prepared drafts")
 
 
-CHECKS = {"fresh": check_fresh, "passes": check_passes, "law": check_law}
-MADE = "zip(forks, self.inner.propose(forks, self.k) if forks else [], strict=True)"
-ROLLED = "others(forks, self.inner.propose(forks, self.k))"
-COPY = "id=(sequence.id, i), generator=twin(sequence.generator)"
+def test_drafts_are_the_models_whatever_was_prepared():
+    check_drafts_are_the_models()
 
 
-def others(forks: list, drafts: list) -> list:
-    """Each draft with the q of the next one."""
-    q = [draft.probs for draft in drafts]
-    return [(fork, Draft(d.tokens, other)) for fork, d, other in zip(forks, drafts, q[1:] + q[:1], strict=True)]
+def test_a_hit_costs_no_pass_of_the_draft_model():
+    check_passes()
 
 
-def twin(generator: torch.Generator) -> torch.Generator:
-    return torch.Generator().set_state(generator.get_state())
+@pytest.mark.slow
+def test_sampled_outputs_follow_the_target():
+    check_distribution()
 
 
-def q_of_another_outcome(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ahead_module, "others", others, raising=False)
-    rewrite(patch, Ahead, "while_verifying", MADE, ROLLED)
+# ---------------------------------------------------------------- wrong variants
 
 
-def the_verifications_random_numbers(patch: pytest.MonkeyPatch) -> None:
+class TakesAnyOutcome(Ahead):
+    """Takes the draft of whichever outcome was prepared first. Exact, and hardly ever accepted."""
+
+    def propose(self, sequences, k):
+        for sequence in sequences:
+            if prepared := self.prepared.get(sequence.id):
+                self.prepared[sequence.id] = {tuple(sequence.tokens): next(iter(prepared.values()))}
+        return super().propose(sequences, k)
+
+
+class QOfAnotherOutcome(Ahead):
+    """Each prepared draft has the q of the next one."""
+
+    def while_verifying(self, sequences, drafts):
+        super().while_verifying(sequences, drafts)
+        there = [(prepared, end) for prepared in self.prepared.values() for end in prepared]
+        q = [prepared[end][0].probs for prepared, end in there]
+        for (prepared, end), other in zip(there, q[1:] + q[:1], strict=True):
+            draft, fork = prepared[end]
+            prepared[end] = Draft(draft.tokens, other), fork
+
+
+class UsesTheVerificationsNumbers(Ahead):
     """Samples what it prepares with the numbers that the verification will use."""
-    patch.setattr(ahead_module, "twin", twin, raising=False)
-    rewrite(patch, Ahead, "while_verifying", "id=(sequence.id, i)", COPY)
+
+    def while_verifying(self, sequences, drafts):
+        propose = self.inner.propose
+
+        def with_twins(forks, k):
+            twins = [torch.Generator().set_state(fork.generator.get_state()) for fork in forks]
+            return propose([replace(fork, generator=twin) for fork, twin in zip(forks, twins, strict=True)], k)
+
+        self.inner.propose = with_twins
+        super().while_verifying(sequences, drafts)
+        del self.inner.propose
 
 
-MINE, ANY = "prepared.pop(tuple(sequence.tokens), None)", "prepared.pop(next(iter(prepared), None), None)"
-KEPT, LOST = "self.memory.rename(fork, id)", "self.memory.forget(fork)"
-MUTANTS = {
-    # Takes the draft of whichever outcome was prepared first. Exact, and hardly ever accepted.
-    "draft_of_another_outcome": rewritten(Ahead, "propose", MINE, ANY, "fresh"),
-    "q_of_another_outcome": Mutant(q_of_another_outcome, ("law",)),
-    "the_verifications_random_numbers": Mutant(the_verifications_random_numbers, ("law",)),
-    # The memory of the sequence stays what it was: the fork's is lost.
-    "hits_forget_their_memory": rewritten(DraftModel, "become", KEPT, LOST, "fresh", "passes"),
-}
+class LosesTheForksMemory(D.Model):
+    """After a hit nothing is left of the sequence in the draft model's cache."""
+
+    def become(self, fork, id):
+        super().become(fork, id)
+        self.memory.forget(id)
+
+
+def with_ahead(kind: type[Ahead]):
+    return lambda draft, outcomes: kind(D.Model(draft), outcomes)
+
+
+def with_model(kind: type[D.Model]):
+    return lambda draft, outcomes: Ahead(kind(draft), outcomes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS)
-def test_ahead(check):
-    CHECKS[check]()
+@pytest.mark.parametrize(
+    "make, check",
+    [
+        pytest.param(with_ahead(TakesAnyOutcome), check_drafts_are_the_models, id="takes the draft of any outcome"),
+        pytest.param(with_ahead(QOfAnotherOutcome), check_distribution, id="q of another outcome"),
+        pytest.param(with_ahead(UsesTheVerificationsNumbers), check_distribution, id="the verification's numbers"),
+        pytest.param(with_model(LosesTheForksMemory), check_passes, id="loses the fork's memory"),
+        pytest.param(with_model(LosesTheForksMemory), check_drafts_are_the_models, id="loses it, call by call"),
+    ],
+)
+def test_wrong_preparations_are_noticed(make, check):
+    with pytest.raises((AssertionError, KeyError)):  # of a check, or of a look-up in the cache
+        check(make)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
-def test_wrong_preparations(name):
-    assert_caught(name, MUTANTS[name], CHECKS)
+# ---------------------------------------------------------------- its limits
 
 
 def test_a_preparation_that_fails_leaves_nothing_behind(make_model, monkeypatch):
