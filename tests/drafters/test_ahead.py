@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from distribution_checks import target_law, toy_model
+from exact_distributions import target_distribution, toy_model
 from fakes import continuation, scripted, whole_text, wrong_at
-from loop_checks import LAW_PROMPT, LAW_TOKENS, PROMPT, law_pair
-from loop_checks import target_law as law_of_the_pair
+from loop_checks import PROMPT, SAMPLED_PROMPT, SAMPLED_TOKENS, countable_pair, expected_distribution
 from sequence_distribution import assert_follows
 from tiny_models import random_model
 
@@ -60,7 +59,7 @@ def any_outcome(made: dict, text: tuple):
 def test_every_branch_of_the_random_numbers(vocab, k, outcomes, n):
     target, draft = toy_model(vocab, 0), toy_model(vocab, 1)  # every bias below shows in these
     run = partial(two_cycles, target, draft, k, outcomes, n)
-    expected = target_law(target, n)
+    expected = target_distribution(target, n)
     away = lambda **how: total_variation(exact_distribution(partial(run, **how)), expected)  # noqa: E731
     assert away() < 1e-12
     assert away(use=any_outcome) < 1e-12  # an ordinary draft with a true q, only a poor one
@@ -141,11 +140,11 @@ def check_passes(make=ahead_of) -> None:
 
 def check_distribution(make=ahead_of, draws: int = 1_200) -> None:
     """Sampled outputs follow the target, with a generator for each sequence."""
-    target, draft = law_pair()
+    target, draft = countable_pair()
     ahead = make(draft, 8)
-    outs = ms.speculate(target, [LAW_PROMPT] * draws, ahead, 1, LAW_TOKENS, temperature=1.0, seed=5)
+    outs = ms.speculate(target, [SAMPLED_PROMPT] * draws, ahead, 1, SAMPLED_TOKENS, temperature=1.0, seed=5)
     assert ahead.hits > draws
-    assert_follows([out.tokens for out in outs], law_of_the_pair(temperature=1.0), "prepared drafts")
+    assert_follows([out.tokens for out in outs], expected_distribution(temperature=1.0), "prepared drafts")
 
 
 def test_drafts_are_the_models_whatever_was_prepared():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from all_drafters import random_medusa
 from by_hand import sequence
-from loop_checks import LAW_PROMPT, LAW_TOKENS, law_pair, sample, target_law
+from loop_checks import SAMPLED_PROMPT, SAMPLED_TOKENS, countable_pair, expected_distribution, sample
 from sequence_distribution import chi_square
 
 import minispec as ms
@@ -84,14 +84,18 @@ def test_typical_acceptance_is_not_lossless():
 
     1,000 outputs; the lossless drafter with the same tree passes the same check.
     """
-    target = law_pair()[0]
+    target = countable_pair()[0]
     drafters = {exact: Medusa(target, random_medusa(target), nodes=6, lossless=exact) for exact in (True, False)}
     outputs = {exact: sample(each, 3, seed=1, draws=1000, temperature=1.0) for exact, each in drafters.items()}
-    expected = target_law(temperature=1.0)
+    expected = expected_distribution(temperature=1.0)
     assert chi_square(outputs[True], expected) > 1e-4 and chi_square(outputs[False], expected) < 1e-12
-    out = ms.speculate(target, LAW_PROMPT, drafters[False], 3, LAW_TOKENS, temperature=1.0, seed=0)
+    out = ms.speculate(target, SAMPLED_PROMPT, drafters[False], 3, SAMPLED_TOKENS, temperature=1.0, seed=0)
     first = out.trace.cycles[0]
-    p = target.transformer(torch.tensor([[*LAW_PROMPT, *first.drafted]])).logits[0, len(LAW_PROMPT) - 1].softmax(-1)
+    p = (
+        target.transformer(torch.tensor([[*SAMPLED_PROMPT, *first.drafted]]))
+        .logits[0, len(SAMPLED_PROMPT) - 1]
+        .softmax(-1)
+    )
     entropy = float(torch.special.entr(p).sum())
     roots = [token for token, parent in zip(first.drafted, first.parents, strict=True) if parent == -1]
     passes = [token for token in roots if p[token] > min(0.09, 0.3 * 2.718281828**-entropy)]

@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 
 import minispec as ms
 from minispec.drafters.eagle import Form
-from minispec.load.heads_dflash import evenly, write_dflash
-from minispec.load.heads_eagle import write_eagle
+from minispec.load.heads_dflash import evenly
+from minispec_tools.export import write_dflash, write_eagle
 
 D = ms.drafters
 FORMATS = json.loads((Path(__file__).parents[1] / "data" / "published_heads.json").read_text())

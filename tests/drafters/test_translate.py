@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from loop_checks import LAW_TOKENS
+from loop_checks import SAMPLED_TOKENS
 from sequence_distribution import assert_follows, joint_distribution, many_rows
 from tiny_models import byte_level, random_model
 from tokenizers import Tokenizer, decoders, models
@@ -103,8 +103,8 @@ def test_sampled_outputs_follow_the_target():
     target, draft = pair()
     drafter, prompt = ms.drafters.Model(draft, translate=True), [0, 1, 4, 2]
     with many_rows(seed=0):
-        outs = ms.speculate(target, [prompt] * 4000, drafter, 3, LAW_TOKENS, temperature=1.0)
-    expected = joint_distribution(target, prompt, LAW_TOKENS, ms.Sampling(temperature=1.0))
+        outs = ms.speculate(target, [prompt] * 4000, drafter, 3, SAMPLED_TOKENS, temperature=1.0)
+    expected = joint_distribution(target, prompt, SAMPLED_TOKENS, ms.Sampling(temperature=1.0))
     assert_follows([out.tokens for out in outs], expected, "another vocabulary")
     assert 0.1 < ms.Trace.of(outs).acceptance_rate < 0.95
     assert not drafter.memory.lengths and not drafter.held
