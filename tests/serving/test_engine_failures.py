@@ -158,41 +158,6 @@ def test_a_failure_while_sampling_changes_no_output(monkeypatch):
     assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, PROMPTS, **options)]
 
 
-def test_paths_that_cannot_be_moved_together_do_not_move_twice():
-    """Keeping is repeated for each request alone: an accepted path of a tree that moved again would be another one."""
-    target, calls = pair()[0], []
-    outputs = {tuple(prompt): ms.generate(target, prompt, 60).tokens for prompt in PROMPTS}
-
-    class Scarce:
-        """Hidden states of which two slots can be copied at a time, after keys and values have been."""
-
-        def __init__(self, memory):
-            self.memory = memory
-
-        def __getitem__(self, index):
-            calls.append(len(index[1]))
-            if calls[-1] > 2 and len(calls) % 2:
-                raise Failure("no memory")
-            return self.memory[index]
-
-        def __setitem__(self, index, states):
-            self.memory[index] = states
-
-    def propose(sequence, k) -> Draft:
-        """The right two tokens are nodes 1 and 2 of the tree."""
-        two = outputs[tuple(sequence.tokens[: sequence.prompt_length])][len(sequence.output) :][:2]
-        return Draft([(two[0] + 1) % 64, *two], None, [-1, -1, 1][: 1 + len(two)])
-
-    drafter = Given(propose)
-    drafter.hidden_layers, drafter.max_tree_nodes = (1,), lambda k: 3
-    engine = ms.Engine(target, drafter, k=4)
-    engine.runner.cache.memories.append(Scarce(engine.runner.cache.memories.pop()))
-    with pytest.warns(UserWarning, match="keep failed for"):
-        outs = engine.generate(PROMPTS, max_new_tokens=60, progress=False)
-    assert calls.count(2) > 5 and [1, 2] in [cycle.path for cycle in outs[0].trace.cycles]
-    assert [out.tokens for out in outs] == list(outputs.values())
-
-
 # ---------------------------------------------------------------- callbacks
 
 
