@@ -61,6 +61,11 @@ def long_requests(count: int = 6) -> list[Request]:
     return [request for request in random_requests(24, 60, 24) if len(request.expected.tokens) > 8][:count]
 
 
+def add_all(engine: ms.Engine, requests: list[Request]) -> None:
+    for request in requests:
+        engine.add(request.prompt, request.new)
+
+
 def serve(engine: ms.Engine) -> dict:
     """Run to the end, and check the bookkeeping after every step."""
     while engine.sequences:

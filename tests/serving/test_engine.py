@@ -5,7 +5,16 @@ import json
 import pytest
 import torch
 from all_drafters import ALL
-from engine_helpers import assert_as_alone, assert_idle, check_greedy, long_requests, pair, random_requests, serve
+from engine_helpers import (
+    add_all,
+    assert_as_alone,
+    assert_idle,
+    check_greedy,
+    long_requests,
+    pair,
+    random_requests,
+    serve,
+)
 from fakes import Given
 
 import minispec as ms
@@ -64,8 +73,7 @@ def test_a_step_is_one_forward_pass_of_the_target(monkeypatch):
     body = target.transformer.body
     monkeypatch.setattr(target.transformer, "body", lambda *a, **o: passes.append(a[0].shape[1]) or body(*a, **o))
     engine = ms.Engine(target, ms.drafters.NGram(), max_num_seqs=4, max_num_batched_tokens=32)
-    for request in random_requests(14, 40, 16):
-        engine.add(request.prompt, request.new)
+    add_all(engine, random_requests(14, 40, 16))
     serve(engine)
     steps = engine.metrics()["steps"]
     assert passes == [step["read"] for step in steps] and max(passes) <= 32
@@ -92,8 +100,8 @@ def test_two_engines_share_a_drafter():
     target = pair()[0]
     drafter, requests = ms.drafters.Model(target), long_requests(4)
     engines = [ms.Engine(target, drafter, k=3) for _ in range(2)]
-    for i, request in enumerate(requests):
-        engines[i % 2].add(request.prompt, request.new)
+    for i, engine in enumerate(engines):
+        add_all(engine, requests[i::2])
     while any(engine.sequences for engine in engines):
         for engine in engines:
             engine.step()

@@ -12,21 +12,20 @@ from random import Random
 import pytest
 import torch
 from all_drafters import ALL
-from engine_helpers import Failure, Request, assert_as_alone, assert_idle, endless, long_requests, pair, serve
+from engine_helpers import Failure, Request, add_all, assert_as_alone, assert_idle, endless, long_requests, pair, serve
 from fakes import Given
 
 import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
-from minispec.serving.runner import logits_of
+from minispec.sequence import Sequence
+from minispec.serving.runner import Runner, logits_of
 
 PROMPTS = [[5, 6], [7], [8, 9, 1]]
 
 
 def check_failure(engine: ms.Engine, requests: list[Request], culprit: int, error: type[Exception]) -> ms.Output:
     """Serve all: the culprit ends with its error and what it has generated, and the others do not notice."""
-    for request in requests:
-        engine.add(request.prompt, request.new)
     outs = serve(engine)
     failed = outs.pop(culprit)
     assert failed.finish_reason == "error" and type(failed.error) is error
@@ -38,67 +37,46 @@ def check_failure(engine: ms.Engine, requests: list[Request], culprit: int, erro
     return failed
 
 
-class FailingDrafter(ms.drafters.Model):
-    """Fails in `method` for the request that the engine calls 1, once that has `after` tokens of output."""
+def fail_for(sequence: Sequence, owner, name: str, after: int) -> None:
+    """Make a method of the runner or the drafter do its work, then fail where that was for this sequence, once it has
+    `after` tokens of output. What is repeated has been done before, then."""
+    right, takes_turns = getattr(owner, name), isinstance(owner, Runner)
 
-    def __init__(self, draft: ms.Model, method: str, after: int):
-        super().__init__(draft)
-        self.method, self.after, self.sequences, self.forgotten = method, after, {}, []
+    def call(first, *args):
+        result = right(first, *args)
+        ids = [turn.sequence.id for turn in first] if takes_turns else [first]
+        if sequence.id in ids and len(sequence.output) >= after:
+            raise Failure(name)
+        return result
 
-    def fail(self, method: str, id: int) -> None:
-        sequence = self.sequences.get(id)
-        due = sequence is not None and sequence.request_id == 1 and len(sequence.output) >= self.after
-        if due and method == self.method:
-            raise Failure(method)
-
-    def propose(self, sequences, k):
-        self.sequences |= {sequence.id: sequence for sequence in sequences}
-        drafts = super().propose(sequences, k)
-        for sequence in sequences:
-            self.fail("propose", sequence.id)
-        return drafts
-
-    def settle(self, id, path, emitted, scratch=None):
-        super().settle(id, path, emitted, scratch)
-        self.fail("settle", id)
-
-    def forget(self, id):
-        super().forget(id)
-        self.forgotten.append(id)
-        self.fail("forget", id)
+    setattr(owner, name, call)
 
 
 # ---------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("at, drafter", [(0, None), (3, "model"), (3, "eagle, tree")])
-def test_a_model_that_fails_on_one_request(monkeypatch, at, drafter):
-    """Whichever request holds the bad block fails, in its first pass or later."""
-    requests, target = long_requests(), pair()[0]
-    engine = ms.Engine(target, drafter and ALL[drafter](*pair()), num_blocks=64, block_size=4, max_num_seqs=4)
-    right = target.transformer.body
-
-    def body(tokens, paged, **options):
-        sequence = engine.sequences.get(1)
-        if sequence is not None and len(sequence.output) >= at and sequence.status == "running":
-            computed = sequence.num_computed_tokens
-            [first] = engine.pool.slots(1, computed, computed + 1)
-            if first in paged.slots.tolist():
-                raise Failure("bad memory")
-        return right(tokens, paged, **options)
-
-    monkeypatch.setattr(target.transformer, "body", body)
-    assert len(check_failure(engine, requests, 1, Failure).tokens) >= at
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["propose", "settle", "forget"])
-def test_a_drafter_that_fails_on_one_request(method):
-    drafter = FailingDrafter(pair()[1], method, 4)
-    engine = ms.Engine(pair()[0], drafter, num_blocks=24, block_size=4, max_num_seqs=4, k=2)
-    check_failure(engine, long_requests(), 1, Failure)
-    assert len(drafter.sequences) == 6 and set(drafter.forgotten) == drafter.sequences.keys()
-    assert not drafter.memory.lengths and drafter.memory.cache is None
+@pytest.mark.parametrize("drafter", ["model", "eagle, tree"])
+@pytest.mark.parametrize(
+    "owner, name, after",
+    [
+        ("runner", "forward", 0),
+        ("runner", "forward", 3),
+        ("runner", "draft", 4),
+        ("runner", "verify", 4),
+        ("drafter", "settle", 4),
+        ("drafter", "forget", 4),
+    ],
+)
+def test_a_step_that_fails_for_one_request(owner, name, after, drafter):
+    requests, forgotten = long_requests(), []
+    engine = ms.Engine(pair()[0], ALL[drafter](*pair()), num_blocks=24, block_size=4, max_num_seqs=4, k=2)
+    right = engine.drafter.forget
+    engine.drafter.forget = lambda id: forgotten.append(id) or right(id)
+    add_all(engine, requests)
+    ids = {sequence.id for sequence in engine.sequences.values()}
+    fail_for(engine.sequences[1], getattr(engine, owner), name, after)
+    assert len(check_failure(engine, requests, 1, Failure).tokens) >= after
+    assert set(forgotten) == ids
 
 
 def test_logits_that_are_not_numbers_fail_their_request(monkeypatch):
@@ -112,7 +90,9 @@ def test_logits_that_are_not_numbers_fail_their_request(monkeypatch):
                 logits_of(turn)[0, 0] = torch.nan
 
     monkeypatch.setattr(engine.runner, "forward", forward)
-    failed = check_failure(engine, long_requests(), 2, ValueError)
+    requests = long_requests()
+    add_all(engine, requests)
+    failed = check_failure(engine, requests, 2, ValueError)
     assert "NaN" in str(failed.error) and len(failed.tokens) == 3
 
 
@@ -125,7 +105,9 @@ def test_logits_that_are_not_numbers_fail_their_request(monkeypatch):
 )
 def test_an_impossible_draft_fails_its_request(draft, named):
     drafter = Given(lambda context, k: draft if context.id == 1 and len(drafter.asked) > 9 else Draft([5]))
-    failed = check_failure(ms.Engine(pair()[0], drafter, k=2), long_requests(), 1, ValueError)
+    engine, requests = ms.Engine(pair()[0], drafter, k=2), long_requests()
+    add_all(engine, requests)
+    failed = check_failure(engine, requests, 1, ValueError)
     assert named in str(failed.error) and set(drafter.forgotten) == set(range(6))
 
 
@@ -382,17 +364,18 @@ def bytes_held() -> int:
 @pytest.mark.slow
 def test_a_soak_in_constant_memory():
     """360 requests with aborts, preemptions and a failure: each of the last 120 leaves less than 100 bytes behind."""
-    random, drafter = Random(0), FailingDrafter(pair()[1], "propose", 2)
+    random = Random(0)
     sizes = dict(num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50)
-    engine = ms.Engine(pair()[0], drafter, k=4, draft_budget=64, **sizes)
+    engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), k=4, draft_budget=64, **sizes)
     prefixes = [random.choices(range(64), k=24) for _ in range(3)]
     processors = ({}, dict(frequency_penalty=1.0, logit_bias={5: 2.0}), dict(choices=[[7] * 14, [9] * 16]))
     held, outs = [], 0
     for i in range(360):
-        drafter.forgotten.clear(), drafter.sequences.clear()
         prompt = random.choice(prefixes)[: random.randint(0, 24)] + random.choices(range(64), k=random.randint(1, 30))
         sampling = dict(temperature=random.choice((0.0, 1.0)), seed=i) | random.choice(processors)
         engine.add(prompt, random.randint(1, 16), **sampling)
+        if i == 1:
+            fail_for(engine.sequences[1], engine.runner, "draft", after=2)
         while len(engine.sequences) > 40:
             engine.step()
             if random.random() < 0.1:

@@ -125,7 +125,7 @@ def test_ragged_batches_equal_every_sequence_alone(dtype, block_size):
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_paths_of_several_sequences_become_chains_in_one_call(tiny, block_size):
-    """Paths of different lengths, one empty, one in place already; later passes are as if the chain had been processed."""
+    """Paths of different lengths, one empty, one in place already; what follows is as after the chain."""
     starts, paths = [5, 9, 2, 3], [[0, 2, 5], [0, 1, 2, 3], [], [1]]
     twins = Twins(tiny, 4, block_size, seed=1)
     twins.read([0, 1, 2, 3], starts)
@@ -157,7 +157,7 @@ def test_a_move_that_runs_out_of_memory_has_moved_nothing(tiny):
 
 
 def test_rows_of_equal_width_share_one_attention_call(tiny, monkeypatch):
-    """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls per layer, whatever their order."""
+    """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls per layer."""
     calls = []
 
     def recorded(*arguments):
