@@ -55,7 +55,7 @@ def fail_for(sequence: Sequence, owner, name: str, after: int) -> None:
 # ---------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("drafter", ["model", "eagle, tree"])
+@pytest.mark.parametrize("drafter", ["model", pytest.param("eagle, tree", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "owner, name, after",
     [
@@ -77,6 +77,7 @@ def test_a_step_that_fails_for_one_request(owner, name, after, drafter):
     fail_for(engine.sequences[1], getattr(engine, owner), name, after)
     assert len(check_failure(engine, requests, 1, Failure).tokens) >= after
     assert set(forgotten) == ids
+    assert drafter != "model" or engine.drafter.memory.cache is None
 
 
 def test_logits_that_are_not_numbers_fail_their_request(monkeypatch):
