@@ -10,44 +10,40 @@ SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_lay
 SMALL |= dict(num_key_value_heads=2, max_position_embeddings=128)
 SMALL |= dict(bos_token_id=1, eos_token_id=[2, 3], pad_token_id=None)
 SPARSE = dict(num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
+STRETCHED = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 FAMILIES = {
     "Llama": {},
     "Llama, tied": dict(tie_word_embeddings=True),
-    "Llama, stretched": dict(
-        rope_parameters=dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
-        | dict(original_max_position_embeddings=32)
-    ),
+    "Llama, stretched": dict(rope_parameters=STRETCHED | dict(original_max_position_embeddings=32)),
     "Qwen3": dict(head_dim=16),
     "Qwen2Moe": SPARSE | dict(num_experts=4, shared_expert_intermediate_size=24),
     "Olmoe": dict(num_experts=4, num_experts_per_tok=2),
 }
 
 
-def made(family: str, **more):
+def live(family: str, **more):
     name = family.split(",")[0]
-    config = getattr(transformers, f"{name}Config")(**SMALL, **FAMILIES[family], **more)
+    config = getattr(transformers, f"{name}Config")(**SMALL | FAMILIES[family] | more)
     torch.manual_seed(0)
     return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_logits_are_theirs_and_no_weight_is_copied():
-    tokens = torch.arange(3, 40)[None] % 64
-    for family in FAMILIES:
-        theirs = made(family)
-        ours = ms.load(theirs)
-        assert (ours.device, ours.dtype, ours.tokenizer) == (theirs.device, theirs.dtype, None), family
-        assert ours.end_tokens == {2, 3} and theirs.lm_head.weight.requires_grad, family
-        found = ours.transformer(tokens).logits
-        torch.testing.assert_close(found, theirs(tokens).logits, rtol=0, atol=1e-5, msg=family)
-        held = {p.untyped_storage().data_ptr() for p in theirs.parameters()}
-        assert {p.untyped_storage().data_ptr() for p in ours.transformer.parameters()} <= held, family
+def test_logits_are_theirs_and_no_weight_is_copied(family):
+    tokens, theirs = torch.arange(3, 40)[None] % 64, live(family)
+    ours = ms.load(theirs)
+    assert (ours.device, ours.dtype, ours.tokenizer) == (theirs.device, theirs.dtype, None)
+    assert ours.end_tokens == {2, 3} and theirs.lm_head.weight.requires_grad
+    torch.testing.assert_close(ours.transformer(tokens).logits, theirs(tokens).logits, rtol=0, atol=1e-5)
+    held = {p.untyped_storage().data_ptr() for p in theirs.parameters()}
+    assert {p.untyped_storage().data_ptr() for p in ours.transformer.parameters()} <= held
 
 
 @pytest.mark.slow
 def test_it_decodes_and_drafts_like_any_other():
-    theirs = made("Qwen3")
+    theirs = live("Qwen3")
     ours, prompt = ms.load(theirs), [5, 6, 7, 5, 6]
     with torch.inference_mode():
         said = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
@@ -57,12 +53,11 @@ def test_it_decodes_and_drafts_like_any_other():
 
 
 @pytest.mark.slow
-def test_its_tokenizer(tokenizer):
+def test_its_tokenizer_gives_the_same_tokens_and_chat_text(tokenizer):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     special = dict(eos_token="<|end|>", pad_token="<|end|>", chat_template=template)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-    config = {**SMALL, "vocab_size": tokenizer.get_vocab_size()}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+    model = live("Llama", vocab_size=tokenizer.get_vocab_size())
     theirs(["a", "longer"], padding=True, truncation=True, max_length=2)  # leaves both switched on
     ours = ms.load(model, tokenizer=theirs)
     text, messages = "the fox, and the sea", [{"role": "user", "content": "fox"}]
@@ -76,6 +71,6 @@ def test_what_cannot_be_computed_is_refused():
     with pytest.raises(ValueError, match=r"GPT2LMHeadModel .*model_type='gpt2'.*give a model"):
         ms.load(transformers.GPT2LMHeadModel(config))
     with pytest.raises(ValueError, match="tokenizer of type str"):
-        ms.load(made("Llama"), tokenizer="fox")
+        ms.load(live("Llama"), tokenizer="fox")
     with pytest.raises(ValueError, match="type int"):
         ms.load(3)

@@ -1,4 +1,4 @@
-"""Symmetric quantisation: the error bound, the order of the granularities, and the way through a stored model."""
+"""Symmetric quantisation: its error bound, and the way through a stored model."""
 
 import pytest
 import torch

@@ -23,15 +23,15 @@ def place(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_table_tells_what_is_here(place, tiny_folder):
+def test_the_table_of_models_tells_what_is_here(place, tiny_folder):
     for folder in (place / "data" / "micro", place / "home" / "smollm2"):
         shutil.copytree(tiny_folder, folder)
     micro, smollm2 = registry.KNOWN["micro"], registry.KNOWN["smollm2"]
     assert micro.size == smollm2.size == sum(f.stat().st_size for f in tiny_folder.iterdir())
-    here = lambda: {row.split()[0]: row.split()[-1] for row in repr(ms.models()).splitlines()[2:]}  # noqa: E731
-    assert here() == {name: "yes" if name in ("micro", "smollm2") else "no" for name in registry.KNOWN}
+    here = lambda: {row.split()[0] for row in repr(ms.models()).splitlines()[2:] if row.endswith("yes")}  # noqa: E731
+    assert here() == {"micro", "smollm2"}
     (smollm2.folder / "model.safetensors").unlink()
-    assert here()["smollm2"] == "no"
+    assert here() == {"micro"}
 
 
 def test_names_folders_and_hub_ids(place, tiny_folder, monkeypatch):
@@ -62,9 +62,12 @@ def test_heads_that_ship_fit_micro(kind):
     out = ms.speculate(target, prompt, getattr(ms.drafters, kind)(target), k=4, max_new_tokens=20)
     assert out.tokens == ms.generate(target, prompt, max_new_tokens=20).tokens
     assert out.trace.target_passes < 16  # untrained they save next to nothing
-    folder = registry.DATA / f"micro-{kind.lower()}"
-    accuracy = json.loads((folder / "config.json").read_text(encoding="utf-8"))["accuracy"]
-    card = (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["micro-medusa", "micro-eagle", "micro-dflash", "micro-mtp"])
+def test_a_model_card_shows_the_accuracy_that_was_measured(name):
+    accuracy = json.loads((registry.DATA / name / "config.json").read_text(encoding="utf-8"))["accuracy"]
+    card = (registry.DATA / name / "README.md").read_text(encoding="utf-8")
     assert all(f"{row[0] if isinstance(row, list) else row:.3f}" in card for row in accuracy)
 
 
@@ -81,10 +84,8 @@ def test_draft_borrows_the_embedding_of_smollm2(place, make_model):
 # ---------------------------------------------------------------- the real one
 
 PROMPTS = [
-    "Once upon a time",
     "def fibonacci(n):\n    ",
     "In 1969, the first 12 astronauts",
-    [{"role": "user", "content": "What is the capital of France?"}],
     [
         {"role": "system", "content": "You answer in one short sentence."},
         {"role": "user", "content": "Why is the sky blue?"},
@@ -92,6 +93,7 @@ PROMPTS = [
         {"role": "user", "content": "And why is the sunset red? 🌇"},
     ],
 ]
+CHATS = [[{"role": "user", "content": "What is the capital of France?"}], PROMPTS[-1]]
 TEXTS = [
     "It's 3.14159, isn't it?  We'll see in 2024.\n\n 12 o'clock\t\r\n",
     "Il était une fois un café très célèbre. Das Mädchen läuft über die Brücke. 日本語 한국어 🦊👩‍🚀 ½ ² ٣٤ Ⅳ",
@@ -115,18 +117,10 @@ def theirs():
 
 
 @pytest.mark.model
-def test_smollm2_is_what_it_should_be(smollm2):
-    c = smollm2.config
-    assert (c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.vocab_size) == (30, 576, 9, 3, 49_152)
-    assert (c.rope_theta, c.norm_eps, c.tie_embeddings, c.max_length) == (100_000.0, 1e-5, True, 8192)
-    assert smollm2.num_parameters == 134_515_008
-    assert smollm2.end_tokens == {2}
-
-
-@pytest.mark.model
 @pytest.mark.slow
 @torch.inference_mode()
 def test_smollm2_equals_transformers(smollm2, theirs):
+    assert smollm2.num_parameters == 134_515_008 and smollm2.end_tokens == {2}
     for prompt in PROMPTS:
         tokens = torch.tensor([smollm2.encode(prompt)])
         assert (smollm2.transformer(tokens).logits - theirs[0](tokens).logits).abs().max() <= 1e-3, prompt
@@ -136,11 +130,11 @@ def test_smollm2_equals_transformers(smollm2, theirs):
 
 @pytest.mark.model
 def test_smollm2_tokenizer_and_chat_equal_transformers(smollm2, theirs):
-    for text in TEXTS + [p for p in PROMPTS if isinstance(p, str)]:
+    for text in TEXTS:
         ids = smollm2.encode(text)
         assert ids == theirs[1](text)["input_ids"]
         assert smollm2.decode(ids) == theirs[1].decode(ids, skip_special_tokens=True)
-    for messages in PROMPTS[3:]:
+    for messages in CHATS:
         text = theirs[1].apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert smollm2.chat(messages) == text
         assert smollm2.encode(messages) == theirs[1](text, add_special_tokens=False)["input_ids"]

@@ -33,31 +33,19 @@ NAMES = {
 
 def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     """What llama.cpp does to q and k: in each head, row (half, pair) becomes row (pair, half)."""
-    head_dim = weight.shape[0] // heads
-    order = [
-        head * head_dim + half * (head_dim // 2) + pair
-        for head in range(heads)
-        for pair in range(head_dim // 2)
-        for half in range(2)
-    ]
-    return weight[order]
+    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def tensors_of(model: ms.Model) -> dict[str, np.ndarray]:
-    """A model's tensors as llama.cpp names and orders them."""
+    """The tensors of a model with a tied head, as llama.cpp names and orders them."""
     heads = {"self_attn.q_proj": model.config.num_heads, "self_attn.k_proj": model.config.num_kv_heads}
-    named = {}
-    for name, tensor in model.transformer.state_dict().items():
-        weight = tensor.float().numpy()
+    state = {name: tensor.float().numpy() for name, tensor in model.transformer.state_dict().items()}
+    named = {"token_embd.weight": state["embed_tokens.weight"], "output_norm.weight": state["norm.weight"]}
+    for name, weight in state.items():
         if name.startswith("layers."):
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             weight = permute(weight, heads[part]) if part in heads else weight
             named[f"blk.{layer}.{NAMES[part]}.weight"] = weight
-    state = model.transformer.state_dict()
-    named["token_embd.weight"] = state["embed_tokens.weight"].float().numpy()
-    named["output_norm.weight"] = state["norm.weight"].float().numpy()
-    if not model.config.tie_embeddings:
-        named["output.weight"] = state["lm_head.weight"].float().numpy()
     return named
 
 

@@ -1,4 +1,4 @@
-"""Paged memory: whatever the tables look like, every row's logits are those of the row alone in a contiguous cache."""
+"""Paged memory: whatever the tables look like, logits are those of each sequence alone in a contiguous cache."""
 
 import math
 import random
@@ -28,14 +28,14 @@ def make_pool(model: ms.Model, num_blocks: int, block_size: int) -> PagedKVCache
 
 
 def random_tree(size: int, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """What a verify pass of `size` tokens reads: who sees whom [n, n], depths [n], and a path to accept."""
+    """What a verify pass of `size` tokens reads: its mask [n, n], depths [n], and a path to accept."""
     parents = [rng.randrange(-1, node) for node in range(size - 1)]
     path = path_to(parents, rng.randrange(-1, size - 1))
     return verify_mask(parents), torch.tensor([0, *depths(parents)]), [0, *(node + 1 for node in path)]
 
 
 class Twins:
-    """The same rows twice: in one paged pool, its blocks handed out at random, and each in a KVCache of its own."""
+    """The same sequences twice: in one paged pool, with blocks in random order, and each in a KVCache of its own."""
 
     def __init__(self, model: ms.Model, rows: int, block_size: int, seed: int, slots: int = 400):
         self.transformer, self.rng = model.transformer, random.Random(seed)
@@ -53,8 +53,8 @@ class Twins:
         while len(table) * size < self.length(row) + count:
             table.append(self.free.pop())
 
-    def read(self, rows: list[int], counts: list[int], trees: list | None = None) -> torch.Tensor:
-        """One paged pass and one dense pass a row over random tokens: the logits agree. Returns the flat ones."""
+    def read(self, rows: list[int], counts: list[int], trees: list | None = None) -> None:
+        """One paged pass, and one dense pass per row, over random tokens: the logits agree."""
         trees = [None] * len(rows) if trees is None else trees
         for row, count in zip(rows, counts, strict=True):
             self.prepare(row, count)
@@ -70,16 +70,15 @@ class Twins:
         for row, mask, new, got, where in zip(rows, masks, *parts, strict=True):
             expected = self.transformer(new[None], self.dense[row], positions=where[None], mask=mask).logits[0]
             assert float((got - expected).abs().max()) <= TOLERANCE[logits.dtype], f"row {row}"  # fails on NaN too
-        return logits
 
     def accept(self, row: int, path: list[int], start: int) -> None:
-        """A tree's path becomes a chain, on both sides."""
+        """A tree's path becomes a chain, in both memories."""
         self.pool.gather([self.tables[row]], [start], [path])
         self.dense[row].gather(torch.tensor([path]), torch.tensor([start]))
         self.rewind(row, start + len(path))
 
     def rewind(self, row: int, length: int) -> None:
-        """Forget; what is forgotten and not another row's becomes NaN, to show that nobody looks there."""
+        """Slots that no row holds any more become NaN, which shows that nothing attends to them."""
         self.dense[row].rewind(length)
         owned = {self.slot(r, at) for r in range(len(self.tables)) for at in range(self.length(r))}
         rest = sorted(set(range(self.pool.num_blocks * self.pool.block_size)) - owned)
@@ -105,7 +104,7 @@ class Twins:
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_ragged_batches_equal_every_row_alone(dtype, block_size):
+def test_ragged_batches_equal_every_sequence_alone(dtype, block_size):
     """Prompt chunks, single tokens, drafts and trees in one pass; rollback between passes."""
     for seed in range(8):
         twins = Twins(MODELS[dtype], 3, block_size, seed)
@@ -125,8 +124,8 @@ def test_ragged_batches_equal_every_row_alone(dtype, block_size):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_paths_of_several_rows_become_chains_in_one_call(tiny, block_size):
-    """Paths of different lengths, one empty, one in place already; what follows equals having read the chain."""
+def test_paths_of_several_sequences_become_chains_in_one_call(tiny, block_size):
+    """Paths of different lengths, one empty, one in place already; what follows is as after the chain."""
     starts, paths = [5, 9, 2, 3], [[0, 2, 5], [0, 1, 2, 3], [], [1]]
     twins = Twins(tiny, 4, block_size, seed=1)
     twins.read([0, 1, 2, 3], starts)
@@ -139,11 +138,26 @@ def test_paths_of_several_rows_become_chains_in_one_call(tiny, block_size):
     twins.read([3, 1, 2, 0], [1, 1, 1, 1])
 
 
+def test_a_move_that_runs_out_of_memory_has_moved_nothing(tiny):
+    """An engine repeats it for each sequence alone, and a path that has moved twice is another one."""
+
+    class Full:
+        def __getitem__(self, index):
+            raise RuntimeError("no memory")
+
+    pool = PagedKVCache(tiny.config, 4, 4, hidden_layers=(0,), dtype=torch.float64)
+    before, states = [memory.normal_().clone() for memory in pool.memories], pool.memories.pop()
+    pool.memories.append(Full())
+    with pytest.raises(RuntimeError, match="no memory"):
+        pool.gather([[0], [1]], [0, 0], [[1, 2], [2, 3]])
+    assert all(map(torch.equal, [*pool.memories[:-1], states], before))
+
+
 # ---------------------------------------------------------------- how the work is done
 
 
 def test_rows_of_equal_width_share_one_attention_call(tiny, monkeypatch):
-    """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls a layer, wherever they stand."""
+    """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls per layer."""
     calls = []
 
     def recorded(*arguments):
@@ -187,6 +201,6 @@ def test_long_chunks_need_small_masks_alone(tiny, monkeypatch):
         (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "sequences 0 and 1 both write to block 1"),
     ],
 )
-def test_a_pass_that_cannot_be_is_refused(tiny, arguments, message):
+def test_a_pass_that_does_not_fit_its_tables_is_refused(tiny, arguments, message):
     with pytest.raises(ValueError, match=message):
         PagedKVCache(tiny.config, 6, 4, dtype=torch.float64).open(**arguments)

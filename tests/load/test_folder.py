@@ -1,4 +1,4 @@
-"""Loading: folders in Hugging Face's layout come in whole, and broken ones are named for what they are."""
+"""Folders in Hugging Face's layout: whole ones give the stored model, and what is wrong with broken ones is named."""
 
 import gzip
 import json
@@ -23,10 +23,9 @@ def folder(tiny_folder, tmp_path):
     return shutil.copytree(tiny_folder, tmp_path / "copy")
 
 
-def change(file, **keys) -> None:
-    """Edit a JSON file; None removes a key."""
-    data = json.loads(file.read_text()) | keys
-    file.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+def edit(file, **keys) -> None:
+    """Change keys of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
 
 
 def shard(folder) -> list:
@@ -51,7 +50,7 @@ def same(a: ms.Model, b: ms.Model) -> bool:
     return torch.equal(a.transformer(tokens).logits, b.transformer(tokens).logits)
 
 
-# ---------------------------------------------------------------- what loads
+# ---------------------------------------------------------------- what a folder gives
 
 
 def test_a_folder_gives_the_whole_model(tiny_text, tokenizer):
@@ -64,7 +63,7 @@ def test_a_folder_gives_the_whole_model(tiny_text, tokenizer):
     assert tiny_text.num_parameters == expected and "float64" in repr(tiny_text)
 
 
-def test_dtype(tiny_folder):
+def test_the_dtype_is_float32_unless_another_is_asked_for(tiny_folder):
     assert load(tiny_folder).dtype == torch.float32  # on a CPU, whatever the file holds
     for dtype, name in ((torch.float64, "float64"), (torch.bfloat16, "torch.bfloat16")):
         for given in (dtype, name):
@@ -113,24 +112,23 @@ def test_without_tokenizer_files_token_ids_are_the_prompt(folder, tiny_text):
 
 
 def test_end_tokens_come_from_the_generation_config_first(folder):
-    change(folder / "config.json", eos_token_id=4)
+    edit(folder / "config.json", eos_token_id=4)
     assert load(folder).end_tokens == {4}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert load(folder).end_tokens == {7, 9}
     (folder / "generation_config.json").write_text("{}")
     assert load(folder).end_tokens == {4}
-    change(folder / "config.json", eos_token_id=None)
+    edit(folder / "config.json", eos_token_id=None)
     assert load(folder).end_tokens == set()
 
 
-def test_which_chat_template_is_taken(folder):
-    """Of several the default one; a file of its own wins."""
+def test_of_several_chat_templates_the_default_is_taken_unless_there_is_a_file(folder):
     tools, asked = {"name": "tool_use", "template": "tools"}, [{"role": "user", "content": "né"}]
     default = {"name": "default", "template": "{{ messages[0].role }}"}
-    change(folder / "tokenizer_config.json", chat_template=[tools, default])
+    edit(folder / "tokenizer_config.json", chat_template=[tools, default])
     assert load(folder).chat(asked) == "user"
     for none in ([tools], [], ["default"], 5):
-        change(folder / "tokenizer_config.json", chat_template=none)
+        edit(folder / "tokenizer_config.json", chat_template=none)
         with pytest.raises(ValueError, match="no chat template"):
             load(folder).chat(asked)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }} – {{ eos_token }}")
@@ -140,25 +138,7 @@ def test_which_chat_template_is_taken(folder):
         load(folder)
 
 
-def test_a_config_with_a_value_of_the_wrong_kind(folder):
-    wrong = {
-        "hidden_size": ("wide", 0),
-        "num_hidden_layers": (2.5, True, None),
-        "rope_theta": (-1, "small"),
-        "rope_parameters": ([1],),
-        "eos_token_id": ("end", [0, None], {"id": 0}, 1.5),
-    }
-    raw = json.loads((folder / "config.json").read_text())
-    raw.pop("rope_parameters")
-    for key, values in wrong.items():
-        for value in values:
-            (folder / "config.json").write_text(json.dumps(raw | {key: value}))
-            with pytest.raises(ValueError, match=rf"config\.json .*{key}"):
-                load(folder)
-                pytest.fail(f"{key}={value!r} was taken")
-
-
-# ---------------------------------------------------------------- devices
+# ---------------------------------------------------------------- weights
 
 
 @pytest.mark.parametrize("head_vocab", [None, 6])
@@ -193,34 +173,100 @@ def test_tied_heads_and_reduced_ones(make_model, tmp_path):
         assert same(model, again) and again.num_parameters == model.num_parameters
 
 
-# ---------------------------------------------------------------- what does not
+def test_a_compressed_file_is_the_same_file(tmp_path, make_model, monkeypatch):
+    """One that is damaged, or expands without end, is refused."""
+    model = make_model(dtype=torch.float32)
+    save_folder(model, tmp_path / "plain", bits=8)
+    shutil.copytree(tmp_path / "plain", tmp_path / "small")
+    file = tmp_path / "small" / "model.safetensors"
+    compressed = file.with_name("model.safetensors.gz")
+    compressed.write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    plain, small = (load_folder(tmp_path / name).transformer.state_dict() for name in ("plain", "small"))
+    assert plain.keys() == small.keys() and all(torch.equal(plain[key], small[key]) for key in plain)
+    compressed.write_bytes(compressed.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        load_folder(tmp_path / "small")
+    monkeypatch.setattr(folders, "MOST_EXPANDED", 2**16)
+    compressed.write_bytes(gzip.compress(bytes(2**20)))
+    with pytest.raises(ValueError, match="expands"):
+        load_folder(tmp_path / "small")
 
 
-def test_configs_that_cannot_be_used(folder):
-    whole = (folder / "config.json").read_text()
-    for keys, named in (
+def test_a_reduced_vocabulary_is_padded_for_other_engines(make_model, tmp_path):
+    """Every other token gets the mean of the logits that there are, which is never the largest."""
+    model = make_model(head_vocab=32, dtype=torch.float32)
+    whole = ms.load(export_model(model, tmp_path), device="cpu", dtype=torch.float32)
+    assert whole.config.head_vocab is None and whole.transformer.lm_head.weight.shape == (64, 32)
+    tokens, ids = torch.randint(64, (3, 20), generator=torch.Generator().manual_seed(0)), model.transformer.head_ids
+    ours, theirs = model.transformer(tokens).logits, whole.transformer(tokens).logits  # [3, 20, 64]
+    others = [i for i in range(64) if i not in ids.tolist()]
+    assert torch.allclose(theirs[..., ids], ours[..., ids], atol=1e-5)
+    assert torch.allclose(theirs[..., others], ours[..., ids].mean(-1, keepdim=True).expand(-1, -1, 32), atol=1e-5)
+    assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
+
+
+# ---------------------------------------------------------------- what does not load
+
+
+def not_asked(*args):
+    pytest.fail("a folder from elsewhere made us fetch")
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        # values of the wrong kind
         (dict(hidden_size=None), "hidden_size"),
+        (dict(hidden_size="wide"), "hidden_size"),
+        (dict(hidden_size=0), "hidden_size"),
+        (dict(num_hidden_layers=2.5), "num_hidden_layers"),
+        (dict(num_hidden_layers=True), "num_hidden_layers"),
+        (dict(rope_theta=-1, rope_parameters=None), "rope_theta"),
+        (dict(rope_theta="small", rope_parameters=None), "rope_theta"),
+        (dict(rope_parameters=[1]), "rope_parameters"),
+        (dict(eos_token_id="end"), "eos_token_id"),
+        (dict(eos_token_id=[0, None]), "eos_token_id"),
+        (dict(layer_types=7), "cannot be used"),
+        # sizes that the weights do not have; the first would fill the memory
+        (dict(num_hidden_layers=10**12), "num_hidden_layers"),
+        (dict(num_hidden_layers=1000), "tensors"),
+        (dict(intermediate_size=40), "mlp.*48.*40"),
+        # what this package does not compute
         (dict(model_type="gemma2"), "gemma2.*supported"),
         (dict(model_type="deepseek_v3", n_routed_experts=8), "n_routed_experts=8.*supported"),
         (dict(quantization_config=dict(quant_method="compressed-tensors")), "compressed-tensors.*supported"),
         (dict(hidden_act="relu"), "relu.*supported"),
         (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "yarn.*supported"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor.*supported"),
-        (dict(intermediate_size=40), "mlp.*48.*40"),
-    ):
-        (folder / "config.json").write_text(whole)
-        change(folder / "config.json", **keys)
-        with pytest.raises(ValueError, match=named):
-            load(folder)
+        # an embedding that a folder from elsewhere would have us fetch
+        (dict(embeddings_from="a/stranger"), "embeddings_from"),
+        (dict(embeddings_from="nowhere"), "embeddings_from"),
+        (dict(embeddings_from=["a"]), "embeddings_from"),
+    ],
+    ids=str,
+)
+def test_a_config_that_cannot_be_used_is_refused(folder, monkeypatch, keys, named):
+    monkeypatch.setattr(registry, "fetch", not_asked)
+    edit(folder / "config.json", **keys)
+    with pytest.raises(ValueError, match=named):
+        load(folder)
 
 
-def test_damaged_files(folder):
-    """Cut off, something else, or gone: the message names the file. With all of them repaired it loads again."""
+def test_a_damaged_file_is_named(folder):
+    """Cut off, something else, or gone. With all of them repaired the folder loads again."""
     _, *shards = shard(folder)
     files = [folder / name for name in ("config.json", "tokenizer.json", "model.safetensors.index.json")]
     for file in (*files, *shards):
         whole = file.read_bytes()
-        for content in (b"", whole[: len(whole) // 2], b"<html>404 not found</html>", b"\xff", b"[]"):
+        for content in (
+            b"",
+            whole[: len(whole) // 2],
+            b"<html>404 not found</html>",
+            b"\xff",
+            b"[]",
+            b'{"a":' * 100_000,
+        ):
             file.write_bytes(content)
             with pytest.raises(ValueError, match=file.name):
                 load(folder)
@@ -237,8 +283,17 @@ def test_damaged_files(folder):
         load(folder)
 
 
+def test_a_tokenizer_on_which_the_library_panics_is_named(folder, monkeypatch):
+    class Panic(BaseException):
+        pass
+
+    monkeypatch.setattr(folders, "Tokenizer", SimpleNamespace(from_file=lambda file: (_ for _ in ()).throw(Panic("x"))))
+    with pytest.raises(ValueError, match="tokenizer.json is missing or damaged"):
+        load(folder)
+
+
 def test_tensors_that_are_missing_or_that_the_config_does_not_account_for(folder):
-    """A bias that nobody would add, or a scale that nobody would multiply with: silently wrong, so refused."""
+    """A bias that would not be added, or a scale that would not be applied: silently wrong, so refused."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
@@ -253,70 +308,16 @@ def test_tensors_that_are_missing_or_that_the_config_does_not_account_for(folder
         load(folder)
 
 
-def test_a_compressed_file_is_the_same_file(tmp_path, make_model):
-    model = make_model(dtype=torch.float32)
-    save_folder(model, tmp_path / "plain", bits=8)
-    shutil.copytree(tmp_path / "plain", tmp_path / "small")
-    file = tmp_path / "small" / "model.safetensors"
-    compressed = file.with_name("model.safetensors.gz")
-    compressed.write_bytes(gzip.compress(file.read_bytes()))
-    file.unlink()
-    plain, small = (load_folder(tmp_path / name).transformer.state_dict() for name in ("plain", "small"))
-    assert plain.keys() == small.keys() and all(torch.equal(plain[key], small[key]) for key in plain)
-    compressed.write_bytes(compressed.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="damaged"):
-        load_folder(tmp_path / "small")
-
-
-def test_a_folder_of_a_stranger(folder, tiny_folder, tmp_path, monkeypatch):
-    """It may not name files elsewhere, make us fetch, wait for ever, fill the memory, or fail without a sentence."""
-
-    def refused(said: str) -> None:
-        with pytest.raises(ValueError, match=said):
+def test_weights_come_from_ordinary_files_of_the_folder(folder, tiny_folder, tmp_path):
+    """A folder from elsewhere may not read other files, and may not make us wait at a pipe."""
+    other = shutil.copytree(tiny_folder, tmp_path / "other") / "model.safetensors"
+    os.mkfifo(folder / "pipe.safetensors")
+    index = folder / "model.safetensors.index.json"
+    for name in (str(other), "../other/model.safetensors", "pipe.safetensors", 5, ["x"]):
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(ValueError, match="no file of this folder|no weight_map"):
             load(folder)
-        shutil.rmtree(folder)
-        shutil.copytree(tiny_folder, folder)
-
-    monkeypatch.setattr(registry, "fetch", lambda *args: pytest.fail("it asked the hub"))
-    for lender in ("a/stranger", ["a"], "nowhere", 3):
-        change(folder / "config.json", embeddings_from=lender)
-        refused("embeddings_from")
-    for name in (str(tiny_folder / "model.safetensors"), "../copy2/model.safetensors", "pipe.safetensors", 5, ["x"]):
-        shutil.copytree(tiny_folder, tmp_path / "copy2", dirs_exist_ok=True)
-        os.mkfifo(folder / "pipe.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-        refused("no file of this folder|no weight_map")
-    (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
-    refused("safetensors")
-    for layers, said in ((10**12, "num_hidden_layers"), (1000, "tensors")):
-        change(folder / "config.json", num_hidden_layers=layers)
-        refused(said)
-    change(folder / "config.json", layer_types=7)
-    refused("config.json cannot be used")
-    (folder / "config.json").write_text('{"a":' * 100_000)
-    refused("config.json is missing or damaged")
-    with monkeypatch.context() as patch:
-        patch.setattr(folders, "MOST_EXPANDED", 2**16)
-        (folder / "model.safetensors").unlink()
-        (folder / "model.safetensors.gz").write_bytes(gzip.compress(bytes(2**20)))
-        refused("expands")
-
-    class Panic(BaseException):
-        pass
-
-    monkeypatch.setattr(folders, "Tokenizer", SimpleNamespace(from_file=lambda file: (_ for _ in ()).throw(Panic("x"))))
-    refused("tokenizer.json is missing or damaged")
-
-
-def test_a_reduced_vocabulary_is_padded_for_other_engines(make_model, tmp_path):
-    """Every other token gets the mean of the logits that there are, which is never the largest."""
-    model = make_model(head_vocab=32, dtype=torch.float32)
-    whole = ms.load(export_model(model, tmp_path), device="cpu", dtype=torch.float32)
-    assert whole.config.head_vocab is None and whole.transformer.lm_head.weight.shape == (64, 32)
-    tokens, ids = torch.randint(64, (3, 20), generator=torch.Generator().manual_seed(0)), model.transformer.head_ids
-    ours, theirs = model.transformer(tokens).logits, whole.transformer(tokens).logits  # [3, 20, 64]
-    others = [i for i in range(64) if i not in ids.tolist()]
-    assert torch.allclose(theirs[..., ids], ours[..., ids], atol=1e-5)
-    assert torch.allclose(theirs[..., others], ours[..., ids].mean(-1, keepdim=True).expand(-1, -1, 32), atol=1e-5)
-    assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
+    index.unlink()
+    (folder / "pipe.safetensors").replace(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="safetensors"):
+        load(folder)

@@ -22,23 +22,20 @@ def test_token_ids_of_any_integer_type(tiny):
         assert found == ids and all(type(token) is int for token in found), prompt
 
 
-def test_what_is_no_prompt(tiny_text):
-    no_id = [[1.0, 2.0], [5, 6.5], np.array([5.0]), torch.tensor([5.0]), [torch.tensor(5.0)], torch.tensor([[5, 6]])]
-    cases = [(prompt, "no token id") for prompt in (*no_id, [True, False], ["fox", "bird"], [None])]
-    no_list = (b"fox", bytearray(b"fox"), memoryview(b"fox"), 5, 5.5, None, torch.tensor(5), USER)
-    cases += [(prompt, "give text, a list of token ids") for prompt in no_list]
-    for prompt, said in (*cases, ([], "holds no token"), ("a\udcffb", "no UTF-8"), ([9999], "9999")):
+def test_what_is_no_prompt_is_refused(tiny_text):
+    no_ids = [[1.0, 2.0], [5, 6.5], np.array([5.0]), torch.tensor([5.0]), [torch.tensor(5.0)], torch.tensor([[5, 6]])]
+    no_ids += [[True, False], ["fox", "bird"], [None]]
+    no_lists = [b"fox", bytearray(b"fox"), memoryview(b"fox"), 5, 5.5, None, torch.tensor(5), USER]
+    cases = [(prompt, "no token id") for prompt in no_ids]
+    cases += [(prompt, "give text, a list of token ids") for prompt in no_lists]
+    cases += [([], "holds no token"), ("a\udcffb", "no UTF-8"), ([9999], "9999")]
+    no_messages = ["fox", 5, None, {}, {"role": "user"}, {"content": "x"}, {"role": 1, "content": "x"}]
+    no_messages += [{"role": "user", "content": content} for content in (b"x", None)]
+    cases += [([USER, message], "message=") for message in no_messages]
+    for prompt, said in cases:
         with pytest.raises(ValueError, match=said):
             tiny_text.encode(prompt)
             pytest.fail(f"{prompt!r} was taken")
-
-
-def test_what_is_no_message(tiny_text):
-    odd = [{"role": "user"}, {"content": "x"}, {"role": "user", "content": b"x"}, {"role": 1, "content": "x"}]
-    for message in ("fox", 5, None, {}, *odd, {"role": "user", "content": None}):
-        with pytest.raises(ValueError, match="message="):
-            tiny_text.encode([USER, message])
-            pytest.fail(f"{message!r} was taken")
 
 
 # ---- chat templates: the idioms of published ones, in a few lines each ----
@@ -48,7 +45,7 @@ TEMPLATES = {
     "{% if add_generation_prompt %}<|assistant|>{% endif %}",
     "begins with bos": "{{- bos_token }}\n{%- for m in messages %}\n    {{- '[' + m['role'] + ']' + m['content'] }}\n"
     "{%- endfor %}",
-    "the last system message alone": "{% for m in messages %}{% if m.role != 'system' %}{% continue %}{% endif %}"
+    "loop controls": "{% for m in messages %}{% if m.role != 'system' %}{% continue %}{% endif %}"
     "{{ m.content }}{% break %}{% endfor %}",
     "marked replies": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}|"
     "{% endgeneration %}{% endif %}{% endfor %}",
@@ -57,7 +54,7 @@ TEMPLATES = {
     "{{ m.content.split('?')[0] }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
     "{% if tools is none %} no tools{% endif %}{% if documents %} documents{% endif %}"
     "{% if enable_thinking is defined %} thinks{% endif %}",
-    "tokens that there are not": "[{{ unk_token }}{{ nothing }}{{ pad_token }}]",
+    "special tokens that are not set": "[{{ unk_token }}{{ nothing }}{{ pad_token }}]",
     "today": "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}{{ date | int > 2000 }}",
 }
 
@@ -68,7 +65,7 @@ def model(make_model, tokenizer):
 
 
 @pytest.mark.slow
-def test_what_transformers_makes_of_it(model, tokenizer):
+def test_templates_are_filled_in_as_transformers_does(model, tokenizer):
     transformers = pytest.importorskip("transformers")
     special = {"bos_token": "<|end|>", "eos_token": "<|im_end|>"}
     for name, template in TEMPLATES.items():
@@ -85,7 +82,7 @@ def test_special_tokens_come_from_the_tokenizer_s_settings(tiny_folder, tmp_path
     target.end_tokens = frozenset({0, 5})
     target.chat_template = "{{ bos_token }}~{{ eos_token }}~{{ pad_token }}"
     end = target.tokenizer.id_to_token(0)
-    assert target.chat(asked).split("~")[1] == end  # nothing is said about tokens: the first that ends an output
+    assert target.chat(asked).split("~")[1] == end  # without settings: the first token that ends an output
     target.special_tokens = {"eos_token": "</turn>", "bos_token": "<s>"}
     assert target.chat(asked) == target.around(target.transformer).chat(asked) == "<s>~</turn>~"
     save_folder(target, tmp_path)
