@@ -84,7 +84,3 @@ def assert_trace_fits(out: ms.Output) -> None:
         assert len(cycle.p) == len(cycle.q) == len(cycle.drafted)
         plain, emitted = plain + start - emitted, start + cycle.kept
     assert plain + len(out.tokens) - emitted == out.trace.plain  # a pass, and a token, without a draft
-
-
-# Old names, for the tests that still use them.
-LAW_PROMPT, LAW_TOKENS, law_pair, target_law = SAMPLED_PROMPT, SAMPLED_TOKENS, countable_pair, expected_distribution

@@ -15,7 +15,7 @@ from torch import nn
 
 import minispec as ms
 from minispec import linear
-from minispec.cpu import fused, machine, panels, trials
+from minispec.cpu import choice, fused, machine, panels, trials
 from minispec.cpu.int8 import Int8Linear
 from minispec.load import folder
 from minispec.load import quantize as q
@@ -42,13 +42,13 @@ def numba(monkeypatch):
 @pytest.fixture
 def taken(monkeypatch):
     """Every product that `multiply` is asked for: [(x shape, weight shape), …]."""
-    calls, multiply = [], linear.multiply
+    calls, multiply = [], choice.multiply
 
     def noted(x, packed, threads):
         calls.append((tuple(x.shape), (packed.N, packed.K)))
         return multiply(x, packed, threads)
 
-    monkeypatch.setattr(linear, "multiply", noted)
+    monkeypatch.setattr(choice, "multiply", noted)
     return calls
 
 

@@ -7,12 +7,13 @@ from all_drafters import ALL
 from tiny_models import random_model
 
 import minispec as ms
-from minispec import experts, theory
+from minispec import experts
 from minispec.cpu.fused import fused
 from minispec.experts import Experts
 from minispec.load.folder import save_folder
 from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
+from minispec_course import formulas
 
 SHAPE = Experts(count=6, per_token=2, size=16)
 
@@ -70,9 +71,9 @@ def test_the_formula_is_the_mean_of_uniform_choices():
     scores = torch.rand(4000, 5, 16, generator=generator)
     chosen = scores.topk(3, -1).indices.flatten(1)  # [4000, 15]: five tokens each choose three of sixteen
     touched = [len(set(row)) for row in chosen.tolist()]
-    assert sum(touched) / 4000 == pytest.approx(theory.experts_touched(16, 3, 5), rel=0.01)
+    assert sum(touched) / 4000 == pytest.approx(formulas.experts_touched(16, 3, 5), rel=0.01)
     with pytest.raises(ValueError, match="per_token=9"):
-        theory.experts_touched(8, 9, 1)
+        formulas.experts_touched(8, 9, 1)
 
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_a_prompt_is_text_or_ids_or_a_tensor(tiny_text):
     text = "the old wood"
     tokens = ids(tiny_text, text)
     expected = ms.generate(tiny_text, text, 8).tokens
-    for prompt in (tokens, torch.tensor(tokens)):  # and all that test_handle.py encodes
+    for prompt in (tokens, torch.tensor(tokens)):  # and all that load/test_prompts.py encodes
         assert ms.generate(tiny_text, prompt, 8).tokens == expected
     for batch in ([text], [tokens], torch.tensor([tokens]), [torch.tensor(tokens)]):
         (out,) = ms.generate(tiny_text, batch, 8)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from all_drafters import ALL
 from engine_helpers import assert_idle, pair
-from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, OTHER, law_pair, target_law
+from loop_checks import ONE, OTHER, SAMPLED_PROMPT, SAMPLED_TOKENS, countable_pair, expected_distribution
 from sequence_distribution import assert_follows, no_garbage_collection
 
 import minispec as ms
@@ -16,16 +16,16 @@ def check_distribution(name: str | None, seed: int, draws: int = 4_000, **option
 
     In 99 of 100 runs, 2,000 outputs show a total variation of 0.11.
     """
-    target, draft = law_pair()
+    target, draft = countable_pair()
     sizes = dict(num_blocks=2048, block_size=4, max_num_seqs=512, max_num_batched_tokens=8192, draft_budget=8192)
     engine = ms.Engine(target, name and ALL[name](target, draft), history=0, **dict(k=3) | sizes | options)
     for i in range(draws):
-        engine.add(LAW_PROMPT, LAW_TOKENS, seed=seed + i, **(OTHER if i % 2 else ONE))
+        engine.add(SAMPLED_PROMPT, SAMPLED_TOKENS, seed=seed + i, **(OTHER if i % 2 else ONE))
     with no_garbage_collection():
         outs = engine.run()
     for half, knobs in enumerate((ONE, OTHER)):
         outputs = [outs[i].tokens for i in range(half, draws, 2)]
-        assert_follows(outputs, target_law(**knobs), f"{name} in the engine, {knobs}")
+        assert_follows(outputs, expected_distribution(**knobs), f"{name} in the engine, {knobs}")
     assert_idle(engine)
 
 
