@@ -23,7 +23,7 @@ import torch
 from graders import HONEST, ROOT, answers_in, cell_of, composed, judge_book, judge_source, notebook, solutions
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants.exercises import WRONG_ANSWERS
+from stored_answers import WRONG_ANSWERS
 
 from minispec_course.check import grade as grading
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
@@ -197,8 +197,8 @@ def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery):
         others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
         answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
         found = grade_one(nursery, Task("ann", wrong.exercise, answers))
-        assert (found.outcome, found.mutant) == (WRONG, wrong.mutant) and found.points < found.possible
-        assert find(wrong.exercise).mutants[wrong.mutant].diagnosis.split(".")[0][:60] in " ".join(found.text.split())
+        assert (found.outcome, found.mutant) == (WRONG, wrong.diagnosis) and found.points < found.possible
+        assert find(wrong.exercise).mutants[wrong.diagnosis].diagnosis[:40] in " ".join(found.text.split())
 
 
 @pytest.mark.slow

@@ -11,19 +11,19 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from contextlib import redirect_stdout
-from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from pkgutil import resolve_name
 
 import nbformat
 import pytest
-from exercise_cells import SOURCES, answers, cells_of, function_in, notebook
-from mutants.exercises import WRONG_ANSWERS
+from exercise_cells import ROOT, SOURCES, answers, cells_of, function_in, notebook
+from stored_answers import ANSWERS, WRONG_ANSWERS
 
 from minispec_course.build import builder, cells
+from minispec_course.build.cells import in_lessons
 from minispec_course.check.check import RIGHT, WRONG, judge
-from minispec_course.exercises.exercise import everything, find, modules
+from minispec_course.exercises.exercise import everything, find
 
 EXERCISES = everything()
 each_set = pytest.mark.parametrize("number", SOURCES)
@@ -43,13 +43,6 @@ def test_the_definitions_are_complete():
         diagnoses = {mutant.diagnosis for mutant in exercise.mutants.values()}
         assert len(diagnoses) == len(exercise.mutants) >= 3, exercise.id
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
-
-
-def test_a_set_is_one_folder_named_like_its_notebook():
-    for number, source in SOURCES.items():
-        [module] = modules(f"{number}_")
-        assert module.endswith(f".{source.parent.name}.cases")
-        assert import_module(module).__doc__.startswith(f"Set {number}, ")
 
 
 def test_finding_an_exercise_imports_its_set_alone():
@@ -78,13 +71,30 @@ def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str, e
 
 
 def test_a_wrong_answer_gets_its_own_diagnosis():
-    """The first stored one of every set; the others are in test_wrong_answers.py."""
+    """The first stored one of every set; by night all of them are judged, below."""
     for wrong in {wrong.exercise.split(".")[0]: wrong for wrong in reversed(WRONG_ANSWERS)}.values():
-        exercise = find(wrong.exercise)
-        judgement = judge(exercise, function_in(wrong.source, wrong.exercise))
-        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.mutant), wrong.exercise
-        assert exercise.mutants[wrong.mutant].diagnosis.split()[0] in judgement.text
-        assert "smallest case" in judgement.text
+        judgement = judge(find(wrong.exercise), function_in(wrong.source, wrong.exercise))
+        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.diagnosis), wrong.exercise
+
+
+@pytest.mark.nightly
+@each_set
+def test_stored_wrong_answers_are_caught_and_right_ones_accepted(number: str):
+    """The name of another mistake than the stored one would be a wrong diagnosis; none at all is allowed, except where
+    the answer was written for a mistake that we name."""
+    odd = []
+    for answer in (answer for answer in ANSWERS if answer.exercise.split(".")[0] == number):
+        judgement = judge(find(answer.exercise), function_in(answer.source, answer.exercise))
+        allowed = [answer.diagnosis] if answer.named and answer.diagnosis else [None, answer.diagnosis]
+        if judgement.outcome != (RIGHT if answer.right else WRONG) or judgement.mutant not in allowed:
+            odd.append(f"{answer.exercise} ({answer.what}): {judgement.outcome}, {judgement.mutant}")
+    assert not odd, "\n".join(odd)
+
+
+def test_every_exercise_has_stored_answers():
+    asked = in_lessons(ROOT / "minispec_course/lessons").keys()  # people write these in a lesson
+    assert everything().keys() - {answer.exercise for answer in ANSWERS} <= asked
+    assert sum(not answer.right for answer in ANSWERS) > 1800 and sum(answer.right for answer in ANSWERS) > 340
 
 
 # ---- the notebooks --------------------------------------------------------------------------------------------------

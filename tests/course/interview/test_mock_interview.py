@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import io
 import json
 import random
-import threading
-from contextlib import contextmanager
+import urllib.request
 from itertools import product
 from pathlib import Path
 
@@ -239,34 +237,25 @@ def test_the_commands(run, monkeypatch, tmp_path):
         assert run("mock", *wrong)[0] == 2  # said before, and not after 45 minutes
 
 
-@contextmanager
-def server(answer):
-    """An OpenAI-compatible server that says what `answer(body, headers)` returns; a number is a status."""
+def judged_by(monkeypatch, answer, *replies: str) -> tuple[Interview, list]:
+    """A round whose marks a model proposes: `answer` says what it returns, or raises; and the requests it got."""
+    seen = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told = answer(body, self.headers)
-            self.send_response(told if isinstance(told, int) else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"choices": [{"message": {"content": told}}]}).encode())
+    def urlopen(request, timeout):
+        seen.append(request)
+        told = answer(json.loads(request.data))
+        return io.StringIO(json.dumps({"choices": [{"message": {"content": told}}]}))
 
-        def log_message(self, *_):
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}/v1"
-    finally:
-        listening.shutdown()
-        listening.server_close()
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
+    made.judge = Judge("http://127.0.0.1:9/v1", "grader")
+    hold(made, "", *["It waits. I measure.", ""] * len(made.items[0].asks), "q", *replies, "", "q")
+    return made, seen
 
 
 def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
-    rubric = made.items[0].rubric
+    rubric = Interview(BANK, "L5", "experience", 3, Schedule(None)).items[0].rubric
     replies = [
         {"verdict": "said", "quote": "It  waits."},
         {"verdict": "said", "quote": "It never waits."},  # nobody said that
@@ -277,34 +266,30 @@ def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
         {"verdict": "half", "quote": "waits. I measure."},
         {"verdict": "wrong", "quote": "It runs."},  # nor that: it costs nobody a level
     ]
-    seen = []
 
-    def answer(body, headers):
-        seen.append((body, headers["Authorization"]))
+    def answer(body):
         [i] = [i for i, box in enumerate(rubric) if box.text in body["messages"][0]["content"]]
         return json.dumps(replies[i]) if i < len(replies) else ["no JSON", "[]", '"x"', "{}"][i % 4]
 
-    with server(answer) as url:
-        made.judge = Judge(url, "grader")
-        hold(made, "", *["It waits. I measure.", ""] * len(made.items[0].asks), "q", "3=2 4-", "", "q")
-    assert len(seen) == len(rubric) and {key for _, key in seen} == {"Bearer secret"}
-    schema = seen[0][0]["response_format"]["json_schema"]["schema"]
+    made, seen = judged_by(monkeypatch, answer, "3=2 4-")
+    assert len(seen) == len(rubric) and {one.get_header("Authorization") for one in seen} == {"Bearer secret"}
+    schema = json.loads(seen[0].data)["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["quote"]["enum"] == ["", "It waits.", "I measure."]
-    assert schema["properties"]["verdict"]["enum"] == list(VERDICTS) and seen[0][0]["model"] == "grader"
+    assert schema["properties"]["verdict"]["enum"] == list(VERDICTS)
     kept = {i: (m.verdict, m.quote) for i, m in made.all(Said)[0].marks.items() if m.verdict != "missed"}
     assert kept == {0: ("said", "It waits."), 2: ("said", "I measure."), 6: ("half", "waits. I measure.")}
 
 
-YES = json.dumps({"verdict": "said", "quote": "It waits."})  # to every point, and to every mistake
+def test_a_judge_that_fails_leaves_the_marks_to_the_candidate(monkeypatch):
+    def refuses(body):
+        raise OSError("refused")
 
+    def agrees_with_everything(body):  # with every point, and with every mistake
+        return json.dumps({"verdict": "said", "quote": "It waits."})
 
-@pytest.mark.parametrize("reply", [500, 401, None, YES])
-def test_a_judge_that_fails_leaves_the_marks_to_the_candidate(reply):
-    with server(lambda body, headers: reply) as url:
-        made = Interview(BANK, "L5", "experience", 3, Schedule(None))
-        made.judge = Judge(url if reply else "http://127.0.0.1:9/v1", "grader")
-        hold(made, "", *["It waits.", ""] * len(made.items[0].asks), "q", "1=1", "", "q")
-    assert made.all(Said)[0].marks == {0: Mark("said", "It waits.")}
+    for answer in (refuses, agrees_with_everything):
+        made, _ = judged_by(monkeypatch, answer, "1=1")
+        assert made.all(Said)[0].marks == {0: Mark("said", "It waits.")}
 
 
 @pytest.mark.slow
