@@ -20,17 +20,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graders import HONEST, ROOT, answers_in, cell_of, composed, judge_book, judge_source, notebook, solutions
+from exercise_notebooks import ROOT, answers, cells_of, composed, filled
+from graders import HONEST, judge_source
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_answers import WRONG_ANSWERS
 
 from minispec_course.check import grade as grading
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
-from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret
+from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret, tasks_of
 from minispec_course.check.pupil import plain
 from minispec_course.check.report import UNGRADED, Result, mistakes, summary, write_csv, write_pages
 from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery, allowed, use
+from minispec_course.check.submission import read_folder
 from minispec_course.exercises.exercise import Number, everything, find
 from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
 from minispec_tools.cli import main
@@ -176,8 +178,9 @@ def test_the_secret_is_long_random_kept_and_nobody_else_s_to_read(tmp_path):
 def test_a_release_holds_no_solution(tmp_path):
     assert main(["release", "07", "--out", str(tmp_path)]) in (0, None)
     [file] = tmp_path.iterdir()
-    answers = answers_in(json.loads(file.read_text(encoding="utf-8")))
-    assert answers.keys() == solutions("07").keys() and all("NotImplementedError" in a for a in answers.values())
+    released = cells_of(json.loads(file.read_text(encoding="utf-8")), "answer")
+    assert released.keys() == answers("07").keys()
+    assert all("NotImplementedError" in "".join(cell["source"]) for cell in released.values())
     for name in ("07", "99"):  # a file that is there, a set that is not
         assert main(["release", name, "--out", str(tmp_path)]) == 2
 
@@ -191,12 +194,18 @@ def nursery():
         yield nursery
 
 
+def judge_book(nursery: Nursery, book: dict, folder: Path) -> list[Result]:
+    """The results of a notebook that somebody handed in."""
+    (folder / "ann.ipynb").write_text(json.dumps(book), encoding="utf-8")
+    return [grade_one(nursery, task) for task in tasks_of(read_folder(folder), [])]
+
+
 @pytest.mark.slow
 def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery):
     for wrong in WRONG_ANSWERS[::37]:
-        others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
-        answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
-        found = grade_one(nursery, Task("ann", wrong.exercise, answers))
+        others = [s for id, s in answers(wrong.exercise[:2]).items() if id != wrong.exercise]
+        given = (*(others if find(wrong.exercise).joins else ()), wrong.source)
+        found = grade_one(nursery, Task("ann", wrong.exercise, given))
         assert (found.outcome, found.mutant) == (WRONG, wrong.diagnosis) and found.points < found.possible
         assert find(wrong.exercise).mutants[wrong.diagnosis].diagnosis[:40] in " ".join(found.text.split())
 
@@ -212,10 +221,11 @@ def test_solutions_get_full_marks(nursery, number, tmp_path):
 @pytest.mark.slow
 def test_a_lesson_can_be_handed_in(nursery, tmp_path):
     """As a learner leaves it: one function right, one wrong, one not written. The decorator is none of the grader's."""
-    book, right = composed("05", "lesson"), solutions("05")
+    book, right = composed("05", "lesson"), answers("05")
     loop, rewind = right["05.loop"], right["05.rewind"].replace("n + accepted", "n")
-    cell_of(book, "05.loop")["source"] = f'@yours("05.loop")\n{loop}'
-    cell_of(book, "05.rewind")["source"] = f'@yours("05.rewind")\n{rewind}'
+    cells = cells_of(book, "answer")
+    cells["05.loop"]["source"] = f'@yours("05.loop")\n{loop}'
+    cells["05.rewind"]["source"] = f'@yours("05.rewind")\n{rewind}'
     found = {result.id: result.outcome for result in judge_book(nursery, book, tmp_path)}
     assert found == {"05.greedy_verify": WRONG, "05.rewind": WRONG, "05.loop": RIGHT}
 
@@ -295,7 +305,7 @@ def test_no_more_workers_than_the_machine_has_processors(monkeypatch):
 def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "in").mkdir()
     for name in ("ann", "bob"):
-        (tmp_path / f"in/{name}.ipynb").write_text(json.dumps(notebook("06", {"06.accept": HONEST})))
+        (tmp_path / f"in/{name}.ipynb").write_text(json.dumps(filled("06", {"06.accept": HONEST})))
 
     def broken(tasks, options, grade_one):
         for task in tasks:
@@ -324,12 +334,11 @@ STUDENTS = {  # student → answers, and the mistakes that the grader names
 
 
 def hand_in(folder: Path) -> None:
-    right = solutions("06")
-    for student, (answers, _) in STUDENTS.items():
-        book = notebook("06", {id: source or right[id] for id, source in answers.items()})
-        ours = [cell["metadata"].get("minispec", {}).get("exercise") in (None, *answers) for cell in book["cells"]]
+    for student, (handed, _) in STUDENTS.items():
+        book = filled("06", {id: source or answers("06")[id] for id, source in handed.items()})
+        ours = [cell["metadata"].get("minispec", {}).get("exercise") in (None, *handed) for cell in book["cells"]]
         book["cells"] = [cell for cell, kept in zip(book["cells"], ours, strict=True) if kept]
-        (folder / f"{student}.ipynb").write_text(json.dumps(book) if answers else "{broken", encoding="utf-8")
+        (folder / f"{student}.ipynb").write_text(json.dumps(book) if handed else "{broken", encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -364,9 +373,9 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     with (tmp_path / "grades.csv").open(newline="") as stream:
         points = {row["student"]: row for row in csv.DictReader(stream)}
     found = {(entry["student"], entry["id"]): entry["mutant"] for entry in map(json.loads, journal.open())}
-    for student, (answers, named) in STUDENTS.items():
-        for id in solutions("06"):
+    for student, (handed, named) in STUDENTS.items():
+        for id in answers("06"):
             is_right = float(points[student][id]) == find(id).points
-            assert is_right == (id in answers and id not in named), (student, id)
+            assert is_right == (id in handed and id not in named), (student, id)
             assert found[student, id] == named.get(id), (student, id)
     assert (tmp_path / "report/index.html").exists() and len(list((tmp_path / "report").glob("student-*"))) == size

@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 
 import nbformat
 import pytest
-from exercise_cells import ROOT, SOURCES, answers, cells_of, function_in, notebook
+from exercise_notebooks import ROOT, SOURCES, answers, cells_of, composed, filled, function_in
 from stored_answers import ANSWERS, WRONG_ANSWERS
 
 from minispec_course.build import builder, cells
@@ -103,11 +103,11 @@ def test_every_exercise_has_stored_answers():
 def test_a_set_holds_the_exercises_that_are_defined():
     for number in SOURCES:
         ids = [exercise.id for exercise in exercises_of(number)]
-        for folder in ("exercises", "solutions"):
-            nb = notebook(folder, number)
+        for kind in ("exercise", "solution"):
+            nb = composed(number, kind)
             nbformat.validate(nb)
             for role in ("answer", "hint", "check"):
-                assert sorted(cells_of(nb, role)) == sorted(ids), f"{role} cells of {folder}/{number}"
+                assert sorted(cells_of(nb, role)) == sorted(ids), f"{role} cells of {kind} {number}"
 
 
 def solution_lines(source: str) -> set[str]:
@@ -120,7 +120,7 @@ def solution_lines(source: str) -> set[str]:
 def test_a_solution_is_its_exercise_notebook_with_the_answers():
     """So nbval, which runs the solutions, has run what a learner with right answers runs."""
     for number in SOURCES:
-        unsolved, solution = (builder.code_cells(notebook(folder, number)) for folder in ("exercises", "solutions"))
+        unsolved, solution = (builder.code_cells(composed(number, kind)) for kind in ("exercise", "solution"))
         for stub, cell in zip(unsolved, solution, strict=True):
             assert stub.metadata.get("tags") == cell.metadata.get("tags")
             assert stub.source == cell.source or stub.metadata.get("minispec", {}).get("role") == "answer"
@@ -128,7 +128,7 @@ def test_a_solution_is_its_exercise_notebook_with_the_answers():
 
 def test_the_exercises_carry_no_solution():
     for number, source in SOURCES.items():
-        text, nb = "\n".join(c.source for c in cells.read_set(source)[0].cells), notebook("exercises", number)
+        text, nb = "\n".join(c.source for c in cells.read_set(source)[0].cells), composed(number)
         secret = solution_lines(text) - {line.strip() for line in cells.REGION.sub("", text).splitlines()}
         secret = {line for line in secret if not iskeyword(line)}  # "continue" gives nothing away
         assert len(secret) >= len(cells_of(nb, "answer"))
@@ -141,7 +141,7 @@ def test_the_exercises_carry_no_solution():
 def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
     """The stubs run here, in one namespace as in a kernel; the solutions carry what nbval compares."""
     names = {"__name__": "__main__"}
-    for cell in builder.code_cells(notebook("exercises", number)):
+    for cell in builder.code_cells(composed(number)):
         with redirect_stdout(io.StringIO()) as out:
             exec(compile(cell.source, cell.id, "exec"), names)
         if (own := cell.metadata.get("minispec", {})).get("role") == "check":
@@ -155,7 +155,7 @@ def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
 def test_nbgrader_can_read_the_cells():
     allowed = {"grade", "solution", "locked", "task", "grade_id", "schema_version", "points"}
     for number in SOURCES:
-        nb, ids = notebook("exercises", number), set()
+        nb, ids = composed(number), set()
         for role, is_check in (("answer", False), ("check", True)):
             for id, cell in cells_of(nb, role).items():
                 theirs, ours = cell.metadata.nbgrader, cell.metadata.minispec
@@ -187,11 +187,7 @@ def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[s
     return failed
 
 
-def filled(number: str, sources: dict[str, str], file: Path) -> Path:
-    """An exercise notebook with these answers in it, saved."""
-    nb = notebook("exercises", number)
-    for id, cell in cells_of(nb, "answer").items():
-        cell.source = sources.get(id, cell.source)
+def saved(nb: nbformat.NotebookNode, file: Path) -> Path:
     nbformat.write(nb, file)
     return file
 
@@ -201,15 +197,15 @@ def filled(number: str, sources: dict[str, str], file: Path) -> Path:
 def test_nbval_is_green_for_unsolved_and_red_for_wrong(number: str, tmp_path: Path):
     """An exercise notebook with one wrong answer: its check fails, and no other exercise. A set that draws a figure,
     where the others are unsolved, and the one whose answers call each other, where they are right."""
-    solved = answers("solutions", number)
+    solved = answers(number)
     wrong = [wrong for wrong in WRONG_ANSWERS if wrong.exercise in solved][-1]
     others = solved if find(wrong.exercise).joins else {}
-    mutant = filled(number, {**others, wrong.exercise: wrong.source}, tmp_path / "mutant.ipynb")
+    mutant = saved(filled(number, {**others, wrong.exercise: wrong.source}), tmp_path / "mutant.ipynb")
     assert len(nbval(tmp_path, mutant)["mutant"]) == 1
 
 
 @pytest.mark.nightly
 def test_under_strict_an_untouched_notebook_is_red(tmp_path: Path):
     """The teacher's way: red where nothing was handed in, once for each exercise."""
-    failed = nbval(tmp_path, filled("01", {}, tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
+    failed = nbval(tmp_path, saved(composed("01"), tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
     assert len(failed["untouched"]) == len(exercises_of("01"))
