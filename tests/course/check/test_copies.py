@@ -14,7 +14,7 @@ import pytest
 from ipykernel.ipkernel import IPythonKernel
 
 from minispec_course.check import copies, terminal
-from minispec_course.stored import WIDGET
+from minispec_course.stored import LAB, WIDGET
 from minispec_course.viz.panel import Panel, slider
 
 LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
@@ -144,7 +144,8 @@ def saved(widget, words: str) -> list[dict]:
     return content["cells"][0]["outputs"][1:]
 
 
-def test_a_saved_panel_is_the_picture_that_the_learner_left():
+def test_a_saved_panel_is_the_picture_that_the_learner_left(monkeypatch):
+    monkeypatch.setenv(LAB, "1")
     panel = Panel(lambda k: (f"<svg>{k}</svg>", f"k is {k}"), {"k": slider("draft tokens", 1, 0, 9)})
     panel.controls["k"].value = 7
     [picture] = saved(panel, "k is 1")
