@@ -144,7 +144,8 @@ def saved(widget, words: str) -> list[dict]:
     return content["cells"][0]["outputs"][1:]
 
 
-def test_a_saved_panel_is_the_picture_that_the_learner_left(monkeypatch):
+def test_a_saved_panel_is_the_picture_that_the_learner_left(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setenv(LAB, "1")
     panel = Panel(lambda k: (f"<svg>{k}</svg>", f"k is {k}"), {"k": slider("draft tokens", 1, 0, 9)})
     panel.controls["k"].value = 7
