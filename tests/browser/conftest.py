@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browsers import OWN, find_chromium
+from browsers import OWN, find_chromium, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
@@ -46,6 +46,13 @@ class Watched:
     def _fail(self, request, why: object) -> None:
         self.failures.append(f"{request.method} {request.url}: {why}")
 
+    def unwatched(self, act):
+        """Do something that is known to leave errors behind: a question that is cut off has not failed."""
+        failures, errors = list(self.failures), list(self.errors)
+        result = act()
+        self.failures, self.errors = failures, errors
+        return result
+
     @property
     def wrong(self) -> list[str]:
         """Errors, failures, and requests to anybody but the page's own server or folder."""
@@ -69,6 +76,10 @@ class Reader(Watched):
         self.page.goto(file.as_uri() + address)
         return self.page
 
+    def violations(self, axe: str) -> list[str]:
+        """What axe-core finds. It asks for style sheets, which a page from a folder may not read."""
+        return self.unwatched(lambda: violations(self.page, axe))
+
     def bytes(self) -> int:
         """What was loaded from the folder."""
         asked = [url.removeprefix("file://").split("?")[0].split("#")[0] for url in self.asked]
@@ -85,7 +96,7 @@ class Lab(Watched):
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
-        self._leave(lambda: self.page.goto("about:blank"))
+        self.unwatched(lambda: self.page.goto("about:blank"))
         self.page.goto(f"{self.url}lab/tree/{name}?reset&token={TOKEN}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function("minispecLab.ready()")
@@ -148,14 +159,8 @@ class Lab(Watched):
 
     def close(self) -> None:
         """End the kernels, and the page with them."""
-        self._leave(lambda: self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()"))
-        self._leave(self.page.close)
-
-    def _leave(self, how) -> None:
-        """Go away from what is open, while nobody listens: a question that is cut off has not failed."""
-        failures, errors = list(self.failures), list(self.errors)
-        how()
-        self.failures, self.errors = failures, errors
+        self.unwatched(lambda: self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()"))
+        self.unwatched(self.page.close)
 
 
 @pytest.fixture(scope="session")
