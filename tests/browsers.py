@@ -20,11 +20,10 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def violations(page, axe: str, within: str = "document") -> list[str]:
-    """What axe-core calls serious or critical in a page, or in those of its elements that a selector names."""
+def violations(page, axe: str) -> list[str]:
+    """What axe-core calls serious or critical in a page."""
     page.evaluate("script => { if (!window.axe) new Function(script).call(window); }", axe)
-    run = "([within]) => axe.run(within === 'document' ? document : {include: [within]}, {resultTypes: ['violations']})"
-    found = page.evaluate(run, [within])["violations"]
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")["violations"]
     serious = [one for one in found if one["impact"] in ("serious", "critical")]
     return [f"{one['id']}: {node['html'][:200]}" for one in serious for node in one["nodes"][:6]]
 

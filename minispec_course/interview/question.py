@@ -95,7 +95,6 @@ class Question:
     facts: tuple[Fact, ...] = ()
     case: Case | None = None
     must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see RULE
-    source: tuple[str, ...] = ()
     read: tuple[str, ...] = ()  # papers, where no lesson goes into it
     file: str = ""
 

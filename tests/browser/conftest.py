@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browsers import OWN, find_chromium
+from browsers import OWN, find_chromium, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
@@ -28,32 +28,75 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button, rect.hit"
 
 
-class Lab:
-    """JupyterLab in a browser window, and what went wrong in it."""
+class Watched:
+    """A page, and what went wrong in it."""
 
-    def __init__(self, url: str, page):
-        self.url, self.page = url, page
-        page.add_init_script(path=Path(__file__).with_name("lab.js"))
-        self.strangers: list[str] = []  # requests to anybody but the server
-        self.failures: list[str] = []  # requests that it did not answer well
+    def __init__(self, page, home: str | tuple[str, ...]):
+        self.page, self.home = page, home
+        self.asked: list[str] = []  # addresses
+        self.failures: list[str] = []  # requests that were not answered well
         self.errors: list[str] = []  # on the browser's console, and exceptions nobody caught
-        page.on("request", lambda request: self._ask(request.url))
-        page.on("websocket", lambda socket: self._ask(socket.url.replace("ws", "http", 1)))
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("websocket", lambda socket: self.asked.append(socket.url.replace("ws", "http", 1)))
         page.on("requestfailed", lambda request: self._fail(request, request.failure))
         page.on("response", lambda answer: answer.status < 400 or self._fail(answer.request, answer.status))
         page.on("console", lambda said: said.type != "error" or self.errors.append(f"{said.text} ({said.location})"))
         page.on("pageerror", lambda error: self.errors.append(f"{error}\n{error.stack}"))
 
-    def _ask(self, url: str) -> None:
-        if not url.startswith((self.url, "data:", f"blob:{self.url}")):
-            self.strangers.append(url)
-
     def _fail(self, request, why: object) -> None:
         self.failures.append(f"{request.method} {request.url}: {why}")
 
+    def unwatched(self, act):
+        """Do something that is known to leave errors behind: a question that is cut off has not failed."""
+        failures, errors = list(self.failures), list(self.errors)
+        result = act()
+        self.failures, self.errors = failures, errors
+        return result
+
+    @property
+    def wrong(self) -> list[str]:
+        """Errors, failures, and requests to anybody but the page's own server or folder."""
+        own = (self.home, "data:", f"blob:{self.home}", "blob:null")
+        return [*self.errors, *self.failures, *(url for url in self.asked if not url.startswith(own))]
+
+
+class Reader(Watched):
+    """A page that is opened from its folder."""
+
+    def __init__(self, browser, size: tuple[int, int] = (1280, 860), theme: str = "", **media):
+        super().__init__(browser.new_page(), "file:")
+        self.page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        if theme:  # that of the site; the live page follows the media
+            self.page.add_init_script(f"localStorage.mode = localStorage.theme = '{theme}'")
+        self.page.emulate_media(**media)
+        self.page.set_default_timeout(60_000)
+
+    def open(self, file: Path, address: str = ""):
+        self.asked.clear()
+        self.page.goto(file.as_uri() + address)
+        return self.page
+
+    def violations(self, axe: str) -> list[str]:
+        """What axe-core finds. It asks for style sheets, which a page from a folder may not read."""
+        return self.unwatched(lambda: violations(self.page, axe))
+
+    def bytes(self) -> int:
+        """What was loaded from the folder."""
+        asked = [url.removeprefix("file://").split("?")[0].split("#")[0] for url in self.asked]
+        return sum(file.stat().st_size for file in {Path(path) for path in asked if path.startswith("/")})
+
+
+class Lab(Watched):
+    """JupyterLab in a browser window."""
+
+    def __init__(self, url: str, page):
+        super().__init__(page, url)
+        self.url = url
+        page.add_init_script(path=Path(__file__).with_name("lab.js"))
+
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
-        self._leave(lambda: self.page.goto("about:blank"))
+        self.unwatched(lambda: self.page.goto("about:blank"))
         self.page.goto(f"{self.url}lab/tree/{name}?reset&token={TOKEN}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function("minispecLab.ready()")
@@ -116,14 +159,8 @@ class Lab:
 
     def close(self) -> None:
         """End the kernels, and the page with them."""
-        self._leave(lambda: self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()"))
-        self._leave(self.page.close)
-
-    def _leave(self, how) -> None:
-        """Go away from what is open, while nobody listens: a question that is cut off has not failed."""
-        failures, errors = list(self.failures), list(self.errors)
-        how()
-        self.failures, self.errors = failures, errors
+        self.unwatched(lambda: self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()"))
+        self.unwatched(self.page.close)
 
 
 @pytest.fixture(scope="session")
@@ -213,6 +250,21 @@ def lab(jupyter, browser):
     lab = Lab(jupyter, page)
     yield lab
     lab.close()
+
+
+@pytest.fixture
+def open_reader(browser):
+    """open_reader(theme="dark"): a Reader; at the end nothing went wrong in any of them."""
+    readers: list[Reader] = []
+
+    def opened(*size_and_theme, **media) -> Reader:
+        readers.append(Reader(browser, *size_and_theme, **media))
+        return readers[-1]
+
+    yield opened
+    for reader in readers:
+        reader.page.close()
+    assert [what for reader in readers for what in reader.wrong] == []
 
 
 @pytest.fixture(scope="session")

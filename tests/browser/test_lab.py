@@ -1,4 +1,4 @@
-"""The course in JupyterLab, in a real browser: lessons run from top to bottom, a lesson visited twice, an interview.
+"""The course in JupyterLab, in a real browser: lessons run from top to bottom, a lesson visited twice, a drill.
 
 In one file, so that one server and one browser serve all of it. Three lessons in make test, all in make nightly.
 How long each widget took to follow is printed (pytest -s) and not judged: a busy machine is no bug.
@@ -15,7 +15,6 @@ from browsers import DRIVEN
 from minispec_course.build.spoilers import uncovered
 from minispec_course.check import copies, exam
 from minispec_course.interview import load
-from minispec_course.interview.mock_interview import Interview
 from minispec_course.interview.session import Talk
 
 pytestmark = pytest.mark.browser
@@ -53,9 +52,7 @@ def test_a_lesson_runs_in_the_browser(lab, name):
             print(f"{name}, widget {number}: {milliseconds:.0f} ms")
     assert not still, "moving the first control changes nothing"
     assert lab.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # nothing stands in the learner's way
-    assert lab.strangers == [], "a lesson asks nobody but its own server"
-    assert lab.failures == []
-    assert lab.errors == []
+    assert lab.wrong == []  # a lesson asks nobody but its own server
 
 
 # ---------------------------------------------------------------- opened, run, saved and opened again
@@ -172,11 +169,10 @@ def test_the_second_visit_finds_what_the_first_left(lab, clone):
     page.get_by_text("your guess: 1.5 blocks").wait_for()  # a new kernel knows it, and covers nothing
     assert page.locator(".minispec-answer").count() == 0
     assert git(clone, "status", "--porcelain") == ""
-    ours = [error for error in lab.errors if "debugger" not in error]  # JupyterLab's own, whose question a restart ends
-    assert lab.strangers == [] and ours == [] and lab.failures == []
+    assert [what for what in lab.wrong if "debugger" not in what] == []  # JupyterLab's own, which a restart interrupts
 
 
-# ---------------------------------------------------------------- interviews, by keyboard alone
+# ---------------------------------------------------------------- a drill, by keyboard alone, and an exam
 
 FOCUSED = "() => document.activeElement.matches('.minispec-drill textarea')"
 
@@ -191,19 +187,12 @@ def reply(page, *lines: str) -> None:
     page.keyboard.press("Enter")
 
 
-def answer_all(page, desk, asks: list[str]) -> None:
-    for asked in asks:
-        desk.locator(".drill-ask", has_text=asked).last.wait_for()
-        reply(page, "I would measure dd x", "and then decide.")  # in a notebook's command mode dd deletes a cell
-
-
 @pytest.mark.nightly
-def test_a_drill_and_an_interview_are_held_by_keyboard(lab, home, tmp_path):
-    """Nothing starts by itself, Enter submits, focus follows; up to the rubrics, the grades and the report."""
+def test_a_drill_is_held_by_keyboard(lab, home, tmp_path):
+    """Nothing starts by itself, Enter submits, focus follows; up to the rubric and the card that is kept."""
     setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}"
     setup += "\nfrom minispec_course import interview"
-    mock = f"interview.mock(level='L5', format='concept', seed=3, out={str(tmp_path / 'mock-1.md')!r})"
-    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", mock]
+    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbformat.write(notebook, home / "root" / "interview.ipynb")
@@ -211,16 +200,27 @@ def test_a_drill_and_an_interview_are_held_by_keyboard(lab, home, tmp_path):
     ran = lab.run_all()
     assert not [output for cell in ran for output in cell["outputs"] if output["output_type"] == "error"]
 
-    page = lab.page
-    drill, desk = (page.locator(".jp-CodeCell").nth(place).locator(".minispec-drill") for place in (1, 2))
-    desk.get_by_role("timer").wait_for()
-    assert all("stopped" in clock.inner_text() for clock in page.get_by_role("timer").all())  # nothing starts by itself
+    page, drill = lab.page, lab.page.locator(".minispec-drill")
+    clock = page.get_by_role("timer")
+    clock.wait_for()
+    assert "stopped" in clock.inner_text()
     drill.locator("textarea").focus()
-    check_drill(page, drill, tmp_path)
-    desk.locator("textarea").focus()
-    check_interview(page, desk, tmp_path)
+    reply(page, "")
+    asked = drill.locator(".drill-ask").inner_text()
+    [question] = [q for q in load().values() if q.question == asked]
+    for asked in Talk(question).asks:
+        drill.locator(".drill-ask", has_text=asked).last.wait_for()
+        reply(page, "I would measure dd x", "and then decide.")  # in a notebook's command mode dd deletes a cell
+    drill.get_by_text(question.spoken[:40]).wait_for()
+    own = drill.locator(".drill-own", has_text="I would measure dd x\nand then decide.")
+    assert own.count() == len(Talk(question).asks)
+    for point in (*question.L6, *question.raises, *question.sinks):
+        assert drill.get_by_text(point).is_visible()
+    reply(page, "1-3")
+    drill.get_by_text("It comes back in").wait_for()
+    assert list(json.loads((tmp_path / "drill.json").read_text())["cards"]) == [question.id]
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
-    assert lab.strangers == [] and lab.errors == [] and lab.failures == []
+    assert lab.wrong == []
 
 
 @pytest.mark.nightly
@@ -233,33 +233,3 @@ def test_the_clock_of_an_exam_stays_in_sight(lab, home):
     lab.page.locator(".jp-Cell").last.scroll_into_view_if_needed()
     box, view = clock.bounding_box(), lab.page.viewport_size
     assert 0 < box["x"] < box["x"] + box["width"] < view["width"] and 0 < box["y"] + box["height"] < view["height"]
-
-
-def check_drill(page, drill, folder: Path) -> None:
-    reply(page, "")
-    asked = drill.locator(".drill-ask").inner_text()
-    [question] = [q for q in load().values() if q.question == asked]
-    answer_all(page, drill, Talk(question).asks)
-    drill.get_by_text(f"In short: {question.spoken[:40]}").wait_for()
-    own = drill.locator(".drill-own", has_text="I would measure dd x\nand then decide.")
-    assert own.count() == len(Talk(question).asks)
-    for point in (*question.L6, *question.raises, *question.sinks):
-        assert drill.get_by_text(point).is_visible()
-    reply(page, "1-3")
-    drill.get_by_text("It comes back in").wait_for()
-    assert list(json.loads((folder / "drill.json").read_text())["cards"]) == [question.id]
-
-
-def check_interview(page, desk, folder: Path) -> None:
-    talk = Interview(load(), "L5", "concept", 3).items[0]
-    reply(page, "")
-    answer_all(page, desk, talk.asks)
-    assert "stopped" not in desk.get_by_role("timer").inner_text()
-    desk.get_by_role("button", name="end").press("Enter")  # on to the marks, with the keyboard in the field again
-    desk.get_by_text("stopped").wait_for()
-    assert desk.locator(".drill-own", has_text="I would measure dd x").count() == len(talk.asks)
-    reply(page, "1=1")
-    desk.get_by_text("said: I would measure dd x").wait_for()
-    reply(page, "")
-    desk.locator(".drill-report h1").wait_for()
-    assert "mock-1.md" in desk.inner_text() and talk.question.L4[0] in (folder / "mock-1.md").read_text("utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from browsers import violations
 
 from minispec_course.site import live
 
@@ -25,25 +24,10 @@ CHANGE_TWICE = """() => {  // k changes while the worker is at a cycle, and once
 
 
 @pytest.fixture
-def visit(browser, tmp_path):
-    """Opens the page at an address; at the end, nothing went wrong and nothing was asked of anybody else."""
-    pages, wrong, file = [], [], live.build(tmp_path)
-
-    def opened(address: str = "", width: int = 1280, **media):
-        pages.append(page := browser.new_page())
-        page.set_viewport_size({"width": width, "height": 800})
-        page.emulate_media(**media)
-        page.on("console", lambda said: said.type != "error" or wrong.append(said.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: asked.url.startswith(("file:", "blob:", "data:")) or wrong.append(asked.url))
-        page.goto(file.as_uri() + address)
-        return page
-
-    opened.wrong = wrong
-    yield opened
-    for page in pages:
-        page.close()
-    assert wrong == []
+def visit(open_reader, tmp_path):
+    """Opens the page at an address."""
+    file = live.build(tmp_path)
+    return lambda address="", width=1280, **media: open_reader((width, 800), **media).open(file, address)
 
 
 def test_it_plays_by_itself_and_both_lanes_say_the_same_whatever_run_came_before(visit, tmp_path):
@@ -100,11 +84,11 @@ def test_a_wrong_sampler_is_seen_and_the_race_has_the_machines_times(visit):
 
 
 @pytest.mark.parametrize(("width", "theme"), ((360, "light"), (768, "light"), (1600, "dark")))
-def test_it_fits_every_width_and_axe_finds_nothing(visit, axe, width, theme):
-    page = visit("#step=4&temperature=0.8", width, color_scheme=theme)
+def test_it_fits_every_width_and_axe_finds_nothing(open_reader, tmp_path, axe, width, theme):
+    reader = open_reader((width, 800), color_scheme=theme)
+    page = reader.open(live.build(tmp_path), "#step=4&temperature=0.8")
     page.wait_for_function(RESTS)
     page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
     page.add_style_tag(content="main > section { content-visibility: visible !important; }")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth") and visit.wrong == []
-    assert axe is None or violations(page, axe) == []
-    visit.wrong.clear()  # axe asks for the style sheet, which a page from a folder may not read
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth") and reader.wrong == []
+    assert axe is None or reader.violations(axe) == []

@@ -27,11 +27,6 @@ def nursery():
             yield nursery
 
 
-def accept(*lines: str, before: str = "") -> str:
-    """An answer to 06.accept with these lines as its body."""
-    return f"{before}\ndef accept_probability(p, q, token):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
-
-
 def fails(nursery: Nursery, source: str, words: str = "", id: str = "06.accept") -> None:
     """No point, and the result says these words."""
     result = judge_source(nursery, source, id)
@@ -45,36 +40,50 @@ def lives_on(nursery: Nursery) -> None:
     assert (after.outcome, after.points) == (RIGHT, 1), after.text
 
 
+ATTACKS = []
+
+
+def attack(name: str, source: str, words: str = "", id: str = "06.accept", by_day: bool = False) -> None:
+    """An answer to an exercise, and the words by which the grader shows that this is what it met."""
+    marks = () if by_day else pytest.mark.nightly
+    ATTACKS.append(pytest.param(source, words, id, id=name, marks=marks))
+
+
+def accept(*lines: str, before: str = "") -> str:
+    """An answer to 06.accept with these lines as its body."""
+    return f"{before}\ndef accept_probability(p, q, token):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+
+
 # ---- objects that agree with everything, and code of others that was changed ---------------------------------------
 
 SLY = "__eq__ = lambda s, o: True\n    __hash__ = lambda s: 0\n    __rsub__ = __sub__ = __abs__ = lambda *a: 0.0\n"
-DECEIT = {
-    "an object that equals everything": (
-        accept("return Always()", before=f"class Always:\n    {SLY}    __float__ = lambda s: 0.5\n"),
-        "an object of type Always",
+attack(
+    "an object that equals everything",
+    accept("return Always()", before=f"class Always:\n    {SLY}    __float__ = lambda s: 0.5\n"),
+    "an object of type Always",
+    by_day=True,
+)
+attack(
+    "torch, changed",
+    accept(
+        "return torch.tensor(0.9)",
+        before="torch.allclose = torch.equal = torch.isclose = lambda *a, **k: True\n"
+        "torch.Tensor.__eq__ = torch.Tensor.__lt__ = lambda s, o: True\n"
+        "torch.Tensor.item = torch.Tensor.tolist = lambda s: 0.5\n",
     ),
-    "torch, changed": (
-        accept(
-            "return torch.tensor(0.9)",
-            before="torch.allclose = torch.equal = torch.isclose = lambda *a, **k: True\n"
-            "torch.Tensor.__eq__ = torch.Tensor.__lt__ = lambda s, o: True\n"
-            "torch.Tensor.item = torch.Tensor.tolist = lambda s: 0.5\n",
-        ),
-        "",
+    by_day=True,
+)
+attack(
+    "our check, changed",
+    accept(
+        "return 0.9",
+        before="import sys, types\nimport minispec_course.check as room\nroom.check = lambda *a: None\n"
+        "fake = types.ModuleType('x')\nfake.judge = fake.same = lambda *a: True\n"
+        "sys.modules['minispec_course.check.check'] = sys.modules['minispec_course.exercises.show'] = fake\n",
     ),
-    "our check, changed": (
-        accept(
-            "return 0.9",
-            before="import sys, types\nimport minispec_course.check as room\nroom.check = lambda *a: None\n"
-            "fake = types.ModuleType('x')\nfake.judge = fake.same = lambda *a: True\n"
-            "sys.modules['minispec_course.check.check'] = sys.modules['minispec_course.exercises.show'] = fake\n",
-        ),
-        "",
-    ),
-    "forged messages": (
-        accept(
-            "return 0.9",
-            before="""
+    by_day=True,
+)
+FORGE = """
 import json, os
 for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [], "drew": False},
                {"ask": "call", "of": 0, "args": [["rm"], {"tuple": []}]}, {"ask": "__class__", "of": -1, "args": []},
@@ -83,79 +92,55 @@ for forged in ({"outcome": "right", "points": 1}, {"value": True, "changed": [],
     for fd in range(3, 20):
         try: os.write(fd, len(data).to_bytes(4, "big") + data)
         except OSError: pass
-""",
-        ),
-        "",
-    ),
-}
+"""
+attack("forged messages", accept("return 0.9", before=FORGE), by_day=True)
 
 # ---- leaving, and too much of everything ----------------------------------------------------------------------------
 
-HARM = {
-    "exit": (accept("import os", "os._exit(0)"), "ended the process"),
-    "error at import": ("raise RuntimeError('full marks')\n" + HONEST, "Your cell raised RuntimeError"),
-    "an error that cannot be shown": (
-        accept("raise E", before="class E(Exception):\n    def __str__(self):\n        while True: raise E\n"),
-        "raised E",
-    ),
-    "a loop that swallows everything": (
-        accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
-        "stopped after 2 seconds",
-    ),
-    "20 GB": (accept("return bytearray(20 * 2**30)"), "MemoryError"),
-    "fork storm": (accept("import os", "while True: os.fork()"), "BlockingIOError"),
-    "full disk": (accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError"),
-    "many files": (accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files"),
-    "a very large result": (accept("return torch.zeros(3 * 10**6)"), "cannot be read"),
-    "a thousand lists": (accept("x = []", "for _ in range(1000): x = [x]", "return x"), "RecursionError"),
-    "an enormous shape": (accept("return torch.zeros(2**40, 0)"), "cannot be read"),
-    "a result that holds itself": (accept("x = []", "x.append(x)", "return x"), ""),
-    "endless questions": ("def sampler(p, q, drafted, random):\n    while True: random()", "", "06.sampler"),
-    "work for the grader": (
-        "def speedup(alpha, k, c, v):\n    return expected_tokens(0.5, 2**62)\n",
-        "stopped after 2 seconds",
-        "07.speedup",
-    ),
-    "memory for the grader": (
-        "def residual(p, q):\n    return accept_probability(torch.ones(10**5, 1), torch.ones(1, 10**5), 0)",
-        "too large",
-        "06.residual",
-    ),
-}
+attack("exit", accept("import os", "os._exit(0)"), "ended the process", by_day=True)
+attack("error at import", "raise RuntimeError('full marks')\n" + HONEST, "Your cell raised RuntimeError")
+UNSHOWN = "class E(Exception):\n    def __str__(self):\n        while True: raise E\n"
+attack("an error that cannot be shown", accept("raise E", before=UNSHOWN), "raised E")
+attack(
+    "a loop that swallows everything",
+    accept("while True:", "    try:", "        while True: pass", "    except BaseException: pass"),
+    "stopped after 2 seconds",
+    by_day=True,
+)
+attack("20 GB", accept("return bytearray(20 * 2**30)"), "MemoryError", by_day=True)
+attack("fork storm", accept("import os", "while True: os.fork()"), "BlockingIOError", by_day=True)
+attack("full disk", accept("with open('big', 'wb') as f:", "    while True: f.write(b'x' * 10**7)"), "OSError")
+attack("many files", accept("kept = [open(f'f{i}', 'w') for i in range(10**5)]"), "Too many open files")
+attack("a very large result", accept("return torch.zeros(3 * 10**6)"), "cannot be read")
+attack("a thousand lists", accept("x = []", "for _ in range(1000): x = [x]", "return x"), "RecursionError", by_day=True)
+attack("an enormous shape", accept("return torch.zeros(2**40, 0)"), "cannot be read", by_day=True)
+attack("a result that holds itself", accept("x = []", "x.append(x)", "return x"))
+ENDLESS = "def sampler(p, q, drafted, random):\n    while True: random()"
+attack("endless questions", ENDLESS, id="06.sampler")
+WORK = "def speedup(alpha, k, c, v):\n    return expected_tokens(0.5, 2**62)\n"
+attack("work for the grader", WORK, "stopped after 2 seconds", "07.speedup")
+MEMORY = "def residual(p, q):\n    return accept_probability(torch.ones(10**5, 1), torch.ones(1, 10**5), 0)"
+attack("memory for the grader", MEMORY, "too large", "06.residual", by_day=True)
 
 # ---- looking for the answer -----------------------------------------------------------------------------------------
 
-LOOKING = {
-    "what the first cell imports": (
-        accept("return theirs(p, q, token)", before="theirs = accept_probability"),
-        "write it yourself",
-    ),
-    "the exercises": ("import minispec_course.exercises.exercise\n" + HONEST, "write it yourself"),
-    "questions about the grader": (
-        """
+THEIRS = accept("return theirs(p, q, token)", before="theirs = accept_probability")
+attack("what the first cell imports", THEIRS, "write it yourself", by_day=True)
+attack("the exercises", "import minispec_course.exercises.exercise\n" + HONEST, "write it yourself", by_day=True)
+QUESTIONS = """
 def sampler(p, q, drafted, random):
     for what in ("__class__", "__globals__", "__closure__", "say", "refuse", "length", "next"):
         try: print(random._ask(what))
         except TypeError: continue
         return [1, 1]
     return getattr(random, "__self__", None) or [0, 0, 0]
-""",
-        "",
-        "06.sampler",
-    ),
-    "an argument, changed": (
-        "def sampler(p, q, drafted, random):\n    q.zero_()\n    return [*drafted, pick(p[-1], random())]",
-        "changes its argument q",
-        "06.sampler",
-    ),
-    "environment": (
-        accept("import os", "raise LookupError(*os.environ)"),
-        "Your function raised LookupError: HOME, in line",
-    ),
-    "memory": (
-        accept(
-            "return 0.9",
-            before="""
+"""
+attack("questions about the grader", QUESTIONS, id="06.sampler", by_day=True)
+CHANGED = "def sampler(p, q, drafted, random):\n    q.zero_()\n    return [*drafted, pick(p[-1], random())]"
+attack("an argument, changed", CHANGED, "changes its argument q", "06.sampler")
+ENVIRONMENT = accept("import os", "raise LookupError(*os.environ)")
+attack("environment", ENVIRONMENT, "Your function raised LookupError: HOME, in line", by_day=True)
+SEARCH = """
 import gc, sys
 shelf = "minispec", "minispec.verify", "minispec_course", "minispec_course.check"
 ours = [n for n in sys.modules if n.startswith("minispec") and n not in shelf]
@@ -168,26 +153,17 @@ while frame:
     frame = frame.f_back
 assert not names, names
 raise LookupError("nothing there")
-""",
-        ),
-        "LookupError: nothing there",
-    ),
-}
-
-REPRESENTATIVE = (
-    "an object that equals everything; torch, changed; our check, changed; forged messages; exit; fork storm; 20 GB; "
-    "a loop that swallows everything; an enormous shape; a thousand lists; memory for the grader; what the first cell "
-    "imports; memory; the exercises; questions about the grader; environment"
-).split("; ")
-ALL = DECEIT | HARM | LOOKING
+"""
+attack("memory", accept("return 0.9", before=SEARCH), "LookupError: nothing there", by_day=True)
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_attacks(nursery, quick):
-    for name in ALL:
-        if (name in REPRESENTATIVE) == quick:
-            print(name)  # which one it was, if it fails
-            fails(nursery, *ALL[name])
+@pytest.mark.parametrize(("source", "words", "id"), ATTACKS)
+def test_an_attack_gets_no_point(nursery, source, words, id):
+    fails(nursery, source, words, id)
+
+
+def test_after_every_attack_an_honest_answer_is_graded(nursery):
+    """In the same nursery; tests of a file run in their order."""
     lives_on(nursery)
 
 

@@ -142,11 +142,12 @@ def half_done(x):
     return 2 * x
 
 
-def test_trouble_gets_a_message_about_that(doubling):
-    troubles = [
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
         (loops, "stopped after 0.5 seconds"),
         (swallows, "stopped after 0.5 seconds"),
-        (raises, f"size 1, in line {raises.__code__.co_firstlineno + 1} of its cell: return x[7]"),
+        (raises, f"in line {raises.__code__.co_firstlineno + 1} of its cell: return x[7]"),
         (in_place, "changes its argument x"),
         (leaves, "raised SystemExit"),
         (bottomless, "nested more than 20 deep"),
@@ -157,22 +158,21 @@ def test_trouble_gets_a_message_about_that(doubling):
         (lambda x: [2 * x, 0], "2 values where"),
         (lambda: 1, "raised TypeError"),
         (probs(1.0), "your function itself"),
-    ]
-    for answer, key in troubles:
-        judgement = judge(doubling, answer)
-        assert judgement.outcome == "wrong" and judgement.mutant is None, key
-        assert key in " ".join(judgement.text.split())
-        assert "minispec/" not in judgement.text and "Traceback" not in judgement.text, key
+    ],
+)
+def test_an_answer_that_misbehaves_is_told_how(doubling, answer, words):
+    judgement = judge(doubling, answer)
+    assert judgement.outcome == "wrong" and judgement.mutant is None
+    assert words in " ".join(judgement.text.split())
+    assert "minispec/" not in judgement.text and "Traceback" not in judgement.text
 
 
-def test_what_an_answer_prints_is_shown_after_the_verdict(doubling, capsys):
+def test_what_an_answer_prints_is_shown_once(doubling, capsys):
     check("99.double", lambda x: print("debug", len(x)) or 2 * x)
     said = capsys.readouterr().out
-    assert said.startswith("99.double: right") and said.count("debug") == 1 and "debug 1" in said  # the first example
+    assert said.count("debug") == 1 and "debug 1" in said  # the first example
     wrong = judge(doubling, lambda x: print("of", len(x)) or (2 * x if len(x) == 1 else x)).text
-    assert "    of 2\n" in wrong and "of 1" not in wrong  # the case that is shown
-    draw("99.double", lambda x: print("debug") or 2 * x)
-    assert capsys.readouterr().out.splitlines()[-2:] == ["    debug", "drawn: [2.0]"]
+    assert "of 2" in wrong and "of 1" not in wrong  # the case that is shown
 
 
 def test_an_answer_that_calls_what_is_asked_for_is_warned(capsys):
@@ -204,20 +204,15 @@ def test_a_busy_machine_is_not_a_slow_answer():
 # ---- hints, pictures, references ------------------------------------------------------------------------------------
 
 
-def test_hints_come_one_by_one_and_stay(doubling, capsys, monkeypatch, tmp_path):
+def test_hints_come_one_by_one_printed_or_at_the_press_of_a_button(doubling, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     counts = []
     for _ in range(4):
         hint("99.double")
         counts.append(len(capsys.readouterr().out.splitlines()))
     assert counts == [1, 2, 3, 3]
-
-
-def test_every_press_shows_one_hint_more_and_is_noted(monkeypatch, tmp_path):
-    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
-    box = hints.button(exercise.find("06.accept"))
-    press, text = box.children
-    assert press.description == "Hint 1 of 3" and text.value == "" and progress.read() == {}
+    press, text = hints.button(exercise.find("06.accept")).children
+    assert text.value == "" and "06.accept" not in progress.read()
     for count in (1, 2, 3):
         press.click()
         assert text.value.count("<p ") == count == progress.read()["06.accept"]["hints"]
@@ -268,6 +263,6 @@ def test_random_numbers_may_be_compared_from_either_side_and_nothing_else():
 
 def test_same_forgives_rounding_and_nothing_else():
     assert same(probs(0.1 + 0.2), probs(0.3)) and same([1, 2.0], (1.0, 2)) and same(float("nan"), float("nan"))
-    assert same({(1,): 0.5}, {(1,): 0.5, (2,): 0.0})  # laws: an outcome without probability may be left out
+    assert same({(1,): 0.5}, {(1,): 0.5, (2,): 0.0})  # distributions: an outcome without probability may be left out
     assert not same({"a": 1}, {"a": 1, "b": None})  # records: everything counts
     assert not same(probs(0.5), probs(0.5, 0.5)) and not same(1, None) and not same(True, 1) and not same("1", 1)

@@ -1,4 +1,7 @@
-"""The folder mine/: what is yours stays, what is not is renewed, and nothing that is saved shows an error later."""
+"""The folder mine/: what is yours stays, what is not is renewed, and nothing that is saved shows an error later.
+
+Predictions and covered answers are saved and reopened in a real JupyterLab, in tests/browser/test_lab.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import pytest
 from ipykernel.ipkernel import IPythonKernel
 
 from minispec_course.check import copies, terminal
-from minispec_course.stored import LAB, WIDGET, text_output
+from minispec_course.stored import LAB, WIDGET
 from minispec_course.viz.panel import Panel, slider
-from minispec_course.viz.predict import LATER, Answer, Cover, Prediction
 
 LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
 
@@ -131,54 +133,28 @@ def test_reset_renews_the_copy_and_keeps_the_attempt(root, monkeypatch):
 # ---------------------------------------------------------------- what is saved
 
 
-@pytest.fixture
-def saved(tmp_path, monkeypatch):
+def saved(widget, words: str) -> list[dict]:
     """What a notebook keeps of a widget that is on the screen when it is saved."""
+    data = {WIDGET: {"model_id": widget.model_id}, "text/plain": words}
+    printed = {"output_type": "stream", "name": "stdout", "text": "hello"}
+    view = {"output_type": "display_data", "metadata": {}, "data": data}
+    content = {"cells": [{"outputs": [printed, view]}, {"cell_type": "markdown"}], "metadata": {"widgets": {}}}
+    copies.keep_pictures({"type": "notebook", "content": content}, path="anywhere.ipynb", contents_manager=None)
+    assert content["metadata"] == {} and content["cells"][0]["outputs"][0] == printed
+    return content["cells"][0]["outputs"][1:]
+
+
+def test_a_saved_panel_is_the_picture_that_the_learner_left(monkeypatch, tmp_path):
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setenv(LAB, "1")
-
-    def save(widget, words: str) -> list[dict]:
-        data = {WIDGET: {"model_id": widget.model_id}, "text/plain": words}
-        printed = {"output_type": "stream", "name": "stdout", "text": "hello"}
-        view = {"output_type": "display_data", "metadata": {}, "data": data}
-        content = {"cells": [{"outputs": [printed, view]}, {"cell_type": "markdown"}], "metadata": {"widgets": {}}}
-        copies.keep_pictures({"type": "notebook", "content": content}, path="anywhere.ipynb", contents_manager=None)
-        assert content["metadata"] == {} and content["cells"][0]["outputs"][0] == printed
-        return content["cells"][0]["outputs"][1:]
-
-    return save
-
-
-def test_a_saved_panel_is_the_picture_that_the_learner_left(saved):
     panel = Panel(lambda k: (f"<svg>{k}</svg>", f"k is {k}"), {"k": slider("draft tokens", 1, 0, 9)})
     panel.controls["k"].value = 7
     [picture] = saved(panel, "k is 1")
-    assert "<svg>7</svg>" in picture["data"]["text/html"] and "Run this cell" in picture["data"]["text/html"]
+    assert "<svg>7</svg>" in picture["data"]["text/html"]
     assert picture["data"]["text/plain"].startswith("k is 7\ndraft tokens: 7\n")
 
 
-def test_a_saved_prediction_has_its_guess_and_no_answer_before(saved):
-    asked = Prediction("How many?", "ms")
-    answer = Answer(asked, lambda: "1,230 ms")
-    assert "Run this cell" in str(saved(asked, "")) and "1,230" not in str(saved(answer, "covered"))
-    asked.commit(5)
-    assert "Your guess is 5 ms" in str(saved(asked, "")) and saved(answer, "") == [text_output(plain="1,230 ms")]
-
-
-def test_a_covered_cell_is_saved_covered_and_then_whole(saved):
-    asked = Prediction("How many?", "ms")
-    cover, panel = Cover(asked), Panel(lambda: ("<svg/>", "seen"), {})
-    inside = {"output_type": "display_data", "metadata": {}, "data": {WIDGET: {"model_id": panel.model_id}}}
-    cover.inside.outputs = ({"output_type": "stream", "name": "stdout", "text": "1,230"}, inside)
-    assert cover.inside.layout.display == "none"
-    assert saved(cover, "Cover(children=…)") == [LATER]
-    asked.skip()
-    printed, picture = saved(cover, "Cover(children=…)")
-    assert cover.inside.layout.display is None
-    assert printed["text"] == "1,230" and "<svg/>" in picture["data"]["text/html"]
-
-
-def test_a_widget_that_is_not_ours_leaves_a_sentence_or_nothing(saved):
+def test_a_widget_that_is_not_ours_leaves_a_sentence_or_nothing():
     widget = ipywidgets.IntSlider()
     assert saved(widget, "IntSlider(value=0)") == saved(widget, "<a.B object at 0x1>") == saved(widget, "") == []
     [said] = saved(widget, "k is 2")

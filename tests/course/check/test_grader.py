@@ -9,8 +9,6 @@ import csv
 import json
 import math
 import os
-import random
-import re
 import signal
 import subprocess
 import sys
@@ -22,17 +20,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graders import HONEST, ROOT, answers_in, cell_of, composed, judge_book, judge_source, notebook, solutions
+from exercise_notebooks import ROOT, answers, cells_of, composed, filled
+from graders import HONEST, judge_source
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants.exercises import WRONG_ANSWERS
+from stored_answers import WRONG_ANSWERS
 
 from minispec_course.check import grade as grading
 from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
-from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret
+from minispec_course.check.grade import Journal, Options, Task, course, grade_one, read_secret, tasks_of
 from minispec_course.check.pupil import plain
 from minispec_course.check.report import UNGRADED, Result, mistakes, summary, write_csv, write_pages
 from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery, allowed, use
+from minispec_course.check.submission import read_folder
 from minispec_course.exercises.exercise import Number, everything, find
 from minispec_course.exercises.fakes import Device, ScriptedModel, whole_text
 from minispec_tools.cli import main
@@ -178,8 +178,9 @@ def test_the_secret_is_long_random_kept_and_nobody_else_s_to_read(tmp_path):
 def test_a_release_holds_no_solution(tmp_path):
     assert main(["release", "07", "--out", str(tmp_path)]) in (0, None)
     [file] = tmp_path.iterdir()
-    answers = answers_in(json.loads(file.read_text(encoding="utf-8")))
-    assert answers.keys() == solutions("07").keys() and all("NotImplementedError" in a for a in answers.values())
+    released = cells_of(json.loads(file.read_text(encoding="utf-8")), "answer")
+    assert released.keys() == answers("07").keys()
+    assert all("NotImplementedError" in "".join(cell["source"]) for cell in released.values())
     for name in ("07", "99"):  # a file that is there, a set that is not
         assert main(["release", name, "--out", str(tmp_path)]) == 2
 
@@ -193,14 +194,20 @@ def nursery():
         yield nursery
 
 
+def judge_book(nursery: Nursery, book: dict, folder: Path) -> list[Result]:
+    """The results of a notebook that somebody handed in."""
+    (folder / "ann.ipynb").write_text(json.dumps(book), encoding="utf-8")
+    return [grade_one(nursery, task) for task in tasks_of(read_folder(folder), [])]
+
+
 @pytest.mark.slow
 def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery):
     for wrong in WRONG_ANSWERS[::37]:
-        others = [s for id, s in solutions(wrong.exercise[:2]).items() if id != wrong.exercise]
-        answers = (*(others if find(wrong.exercise).joins else ()), wrong.source)
-        found = grade_one(nursery, Task("ann", wrong.exercise, answers))
-        assert (found.outcome, found.mutant) == (WRONG, wrong.mutant) and found.points < found.possible
-        assert find(wrong.exercise).mutants[wrong.mutant].diagnosis.split(".")[0][:60] in " ".join(found.text.split())
+        others = [s for id, s in answers(wrong.exercise[:2]).items() if id != wrong.exercise]
+        given = (*(others if find(wrong.exercise).joins else ()), wrong.source)
+        found = grade_one(nursery, Task("ann", wrong.exercise, given))
+        assert (found.outcome, found.mutant) == (WRONG, wrong.diagnosis) and found.points < found.possible
+        assert find(wrong.exercise).mutants[wrong.diagnosis].diagnosis[:40] in " ".join(found.text.split())
 
 
 @pytest.mark.slow
@@ -214,10 +221,11 @@ def test_solutions_get_full_marks(nursery, number, tmp_path):
 @pytest.mark.slow
 def test_a_lesson_can_be_handed_in(nursery, tmp_path):
     """As a learner leaves it: one function right, one wrong, one not written. The decorator is none of the grader's."""
-    book, right = composed("05", "lesson"), solutions("05")
+    book, right = composed("05", "lesson"), answers("05")
     loop, rewind = right["05.loop"], right["05.rewind"].replace("n + accepted", "n")
-    cell_of(book, "05.loop")["source"] = f'@yours("05.loop")\n{loop}'
-    cell_of(book, "05.rewind")["source"] = f'@yours("05.rewind")\n{rewind}'
+    cells = cells_of(book, "answer")
+    cells["05.loop"]["source"] = f'@yours("05.loop")\n{loop}'
+    cells["05.rewind"]["source"] = f'@yours("05.rewind")\n{rewind}'
     found = {result.id: result.outcome for result in judge_book(nursery, book, tmp_path)}
     assert found == {"05.greedy_verify": WRONG, "05.rewind": WRONG, "05.loop": RIGHT}
 
@@ -232,10 +240,7 @@ def test_stubs_are_not_attempted_and_arguments_not_to_be_changed(nursery, tmp_pa
     assert "its own random numbers" in " ".join(judge_source(nursery, source, "06.sampler").text.split())
 
 
-HONEST_OTHERWISE = {
-    "numpy, and a warning": (
-        "06.residual",
-        """
+NUMPY_AND_A_WARNING = """
 import warnings
 import numpy as np
 print("converting to numpy")
@@ -244,25 +249,20 @@ def residual(p, q):
     left = np.maximum(p.numpy() - q.numpy(), 0)
     print(left)
     return left / left.sum() if left.sum() > 0 else np.array(p)
-""",
-    ),
-    "magic, annotations and helpers": (
-        "06.accept",
-        """%%time
+"""
+MAGIC_AND_HELPERS = """%%time
 def ratio(a, b): return a / b
 class Coin:
     def __call__(self, p, q, token): return torch.clamp(ratio(p, q)[token], max=1)
 accept_probability = Coin()
-""",
-    ),
-}
+"""
 
 
 @pytest.mark.slow
-def test_an_honest_answer_written_otherwise_gets_full_marks(nursery):
-    for name, (id, source) in HONEST_OTHERWISE.items():
-        found = judge_source(nursery, source, id)
-        assert (found.outcome, found.points) == (RIGHT, found.possible), (name, found.text)
+@pytest.mark.parametrize(("id", "source"), [("06.residual", NUMPY_AND_A_WARNING), ("06.accept", MAGIC_AND_HELPERS)])
+def test_an_honest_answer_written_otherwise_gets_full_marks(nursery, id, source):
+    found = judge_source(nursery, source, id)
+    assert (found.outcome, found.points) == (RIGHT, found.possible), found.text
 
 
 # ---- processes that end ---------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_no_more_workers_than_the_machine_has_processors(monkeypatch):
 def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "in").mkdir()
     for name in ("ann", "bob"):
-        (tmp_path / f"in/{name}.ipynb").write_text(json.dumps(notebook("06", {"06.accept": HONEST})))
+        (tmp_path / f"in/{name}.ipynb").write_text(json.dumps(filled("06", {"06.accept": HONEST})))
 
     def broken(tasks, options, grade_one):
         for task in tasks:
@@ -321,56 +321,34 @@ def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path,
 
 # ---- a class --------------------------------------------------------------------------------------------------------
 
-ATTACKS = [
-    "def accept_probability(p, q, token):\n    while True: pass",
-    "import os\nos._exit(0)",
-    "from minispec.verify import accept_probability",
-    "def accept_probability(p, q, token):\n    return bytearray(20 * 2**30)",
-    "raise SystemExit",
-]
+STOPPED, LEFT = "def accept_probability(p, q, token):\n    while True: pass", "import os\nos._exit(0)"
+P_ITSELF, ALWAYS = "def residual(p, q):\n    return p", "def accept_probability(p, q, token):\n    return 1.0"
+ACCEPT, RESIDUAL = "06.accept", "06.residual"
+STUDENTS = {  # student → answers, and the mistakes that the grader names
+    "ann": ({ACCEPT: HONEST, RESIDUAL: None}, {}),  # None: our solution
+    "bob": ({ACCEPT: ALWAYS, RESIDUAL: P_ITSELF}, {ACCEPT: "always", RESIDUAL: "p_itself"}),
+    "cid": ({ACCEPT: STOPPED, RESIDUAL: None}, {ACCEPT: None}),
+    "dan": ({ACCEPT: LEFT, RESIDUAL: P_ITSELF}, {ACCEPT: None, RESIDUAL: "p_itself"}),
+    "eve": ({}, {}),  # a file that is no notebook
+}
 
 
-def named(source: str, right: str) -> str:
-    """A stored answer under the name that the lesson gives its function by now."""
-    old, new = (re.findall(r"^def (\w+)", text, re.MULTILINE)[-1] for text in (source, right))
-    return re.sub(rf"\b{old}\b", new, source)
-
-
-def make_class(folder: Path, size: int) -> dict[str, dict[str, tuple[int, str | None]]]:
-    """Submissions of two answers each; student → exercise → the expected points and mistake."""
-    wrong = {id: [w for w in WRONG_ANSWERS if w.exercise == id] for id in ("06.accept", "06.residual")}
-    right, shuffled, attacks = solutions("06"), random.Random(0), iter(ATTACKS)
-    expected = {}
-    for i in range(size):
-        student, answers, marks = f"student {i:03}", {}, {id: (0, None) for id in right}
-        for id, flaws in wrong.items():
-            kind = shuffled.random()
-            if kind < 0.5:
-                answers[id], marks[id] = right[id], (find(id).points, None)
-            elif kind < 0.8 or id == "06.residual":
-                flaw = shuffled.choice(flaws)
-                answers[id], marks[id] = named(flaw.source, right[id]), (0, flaw.mutant)
-            else:
-                answers[id] = next(attacks, "raise SystemExit")
-        book = notebook("06", answers)
-        ours = [c["metadata"].get("minispec", {}).get("exercise") in (None, *answers) for c in book["cells"]]
+def hand_in(folder: Path) -> None:
+    for student, (handed, _) in STUDENTS.items():
+        book = filled("06", {id: source or answers("06")[id] for id, source in handed.items()})
+        ours = [cell["metadata"].get("minispec", {}).get("exercise") in (None, *handed) for cell in book["cells"]]
         book["cells"] = [cell for cell, kept in zip(book["cells"], ours, strict=True) if kept]
-        (folder / f"{student}.ipynb").write_text(json.dumps(book), encoding="utf-8")
-        expected[student] = marks
-    (folder / f"{student}.ipynb").write_bytes(b"{broken")  # the last one's
-    expected[student] = {id: (0, None) for id in right}
-    return expected
+        (folder / f"{student}.ipynb").write_text(json.dumps(book) if handed else "{broken", encoding="utf-8")
 
 
 @pytest.mark.slow
 def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
-    size, early = 6, 8  # students with five exercises each, and the answers that are graded before the interruption
+    size, early = len(STUDENTS), 6  # five exercises each, and the answers that are graded before the interruption
     (tmp_path / "in").mkdir()
-    expected = make_class(tmp_path / "in", size)
+    hand_in(tmp_path / "in")
     options = "grade in --sets 06 --workers 2 --seconds 4 --out grades.csv --html report".split()
     command = [sys.executable, "-c", "import sys; from minispec_tools.cli import main; sys.exit(main())", *options]
     journal = tmp_path / "grades.journal.jsonl"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
     def lines() -> int:
         return len(journal.read_text().splitlines()) if journal.exists() else 0
@@ -378,26 +356,26 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     def listen() -> None:  # a job in the background of a shell ignores Ctrl-C, and its children would too
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    how = dict(cwd=tmp_path, env=env, text=True)
+    how = dict(cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, text=True)
     first = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=listen, **how)
     while lines() < early and first.poll() is None:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does it: to the whole group
     _, said = first.communicate(timeout=60)
-    assert first.returncode == 130 and "goes on from there" in said and "Traceback" not in said
+    assert first.returncode == 130 and "Traceback" not in said
     kept = journal.read_bytes()
     assert early <= lines() < 5 * size and not (tmp_path / "grades.csv").exists()
 
     command[command.index("--workers") + 1] = "1"  # each takes seconds to start
     done = subprocess.run(command, capture_output=True, **how)
     assert done.returncode == 0, done.stderr
-    assert f"{size} students" in done.stdout
     assert journal.read_bytes().startswith(kept) and lines() == 5 * size  # nothing lost, nothing graded twice
     with (tmp_path / "grades.csv").open(newline="") as stream:
         points = {row["student"]: row for row in csv.DictReader(stream)}
     found = {(entry["student"], entry["id"]): entry["mutant"] for entry in map(json.loads, journal.open())}
-    for student, marks in expected.items():
-        for id, (wanted, mistake) in marks.items():
+    for student, (handed, named) in STUDENTS.items():
+        for id in answers("06"):
             is_right = float(points[student][id]) == find(id).points
-            assert (is_right, found[student, id]) == (wanted > 0, mistake), (student, id)
+            assert is_right == (id in handed and id not in named), (student, id)
+            assert found[student, id] == named.get(id), (student, id)
     assert (tmp_path / "report/index.html").exists() and len(list((tmp_path / "report").glob("student-*"))) == size

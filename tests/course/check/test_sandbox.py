@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from graders import ROOT
+from exercise_notebooks import ROOT
 
 from minispec_course.check import sandbox
 from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery, Pupil

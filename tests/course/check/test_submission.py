@@ -5,7 +5,6 @@ What a student's code cannot do to the grader: test_attacks.py and test_sandbox.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import tracemalloc
@@ -14,7 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from graders import HONEST, ROOT, cell_of, notebook, solutions
+from exercise_notebooks import ROOT, answers, cells_of, filled
+from graders import HONEST
 
 from minispec_course.check.check import WRONG
 from minispec_course.check.grade import tasks_of
@@ -22,7 +22,7 @@ from minispec_course.check.report import Result, summary, write_csv, write_pages
 from minispec_course.check.submission import Submission, collect, owners, read_folder, shown
 
 CLEVER = HONEST.replace("1.0", "0.9")
-BOOK, OTHER = (json.dumps(notebook("06", {"06.accept": source})) for source in (HONEST, CLEVER))
+BOOK, OTHER = (json.dumps(filled("06", {"06.accept": source})) for source in (HONEST, CLEVER))
 
 
 def put(file: Path, text: str | bytes = BOOK, time: float | None = None) -> Path:
@@ -130,33 +130,28 @@ def test_archives_keep_their_times_and_leftovers_are_nobody_s(tmp_path):
 # ---- files that are none --------------------------------------------------------------------------------------------
 
 
-def nth(data: bytes, mark: bytes, n: int) -> int:
-    where = -1
-    for _ in range(n):
-        where = data.index(mark, where + 1)
-    return where
-
-
-def flagged(data: bytes, local: int, central: int, change) -> bytes:
+def flagged(data: bytes, local: int, central: int, byte: int) -> bytes:
     """The second entry of an archive with another byte in both of its headers."""
-    places = nth(data, b"PK\3\4", 2) + local, nth(data, b"PK\1\2", 2) + central
-    return bytes(change(byte) if i in places else byte for i, byte in enumerate(data))
+    changed = bytearray(data)
+    for mark, offset in ((b"PK\3\4", local), (b"PK\1\2", central)):
+        changed[data.index(mark, data.index(mark) + 1) + offset] ^= byte
+    return bytes(changed)
 
 
-def test_one_bad_entry_of_an_archive_is_left_out_alone(tmp_path):
-    harms = {
-        "damaged": lambda data: flagged(data, 14, 16, lambda byte: byte ^ 1),  # its checksum
-        "encrypted": lambda data: flagged(data, 6, 8, lambda byte: 1),
-        "unknown method": lambda data: flagged(data, 8, 10, lambda byte: 99),
-    }
+@pytest.mark.parametrize(
+    ("local", "central", "byte"), [(14, 16, 1), (6, 8, 1), (8, 10, 99)], ids=["damaged", "encrypted", "unknown method"]
+)
+def test_one_bad_entry_of_an_archive_is_left_out_alone(tmp_path, local, central, byte):
     good = packed(tmp_path, ("alice/06.ipynb", BOOK), ("bob/06.ipynb", OTHER), ("carol/06.ipynb", BOOK)).read_bytes()
-    for name, harm in harms.items():
-        written, left_out = collect(put(tmp_path / f"{name}.zip", harm(good)), tmp_path / name)
-        assert [file.parent.name for file in written] == ["alice", "carol"], name
-        assert len(left_out) == 1 and left_out[0].startswith("bob/06.ipynb"), name
-    for content in (b"", b"PK", b"no archive", b"PK\3\4" + b"\0" * 100):
-        with pytest.raises(ValueError, match="cannot be unpacked"):
-            collect(put(tmp_path / "none.zip", content), tmp_path / "none")
+    written, left_out = collect(put(tmp_path / "bad.zip", flagged(good, local, central, byte)), tmp_path / "out")
+    assert [file.parent.name for file in written] == ["alice", "carol"]
+    assert len(left_out) == 1 and left_out[0].startswith("bob/06.ipynb")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no archive", b"PK\3\4" + b"\0" * 100])
+def test_what_is_no_archive_is_refused(tmp_path, content):
+    with pytest.raises(ValueError):
+        collect(put(tmp_path / "none.zip", content), tmp_path / "none")
 
 
 def test_no_name_in_an_archive_leads_out_and_no_bomb_goes_off(tmp_path):
@@ -186,21 +181,20 @@ ODD = {
 }
 
 
-def test_an_odd_file_does_not_keep_others_from_being_read_and_reported(tmp_path):
-    for number, (odd, make) in enumerate(ODD.items()):
-        at = tmp_path / str(number)
-        put(at / "in/alice/06.ipynb", b"\xef\xbb\xbf" + BOOK.encode())  # Windows' mark of the byte order costs nothing
-        make(at / "in")
-        submissions = read_folder(at / "in")
-        assert accepted(at / "in")["alice"] == HONEST, odd
-        assert "solutions" not in odd or not [s for s in submissions if s.student == "x" and s.answers]
-        results = [Result(s.student, "06.accept", WRONG, 0, 1, "; ".join(s.remarks)) for s in submissions]
-        write_csv(at / "grades.csv", results)
-        page = write_pages(at / "report", results).read_bytes()
-        assert "\x1b" not in summary(results) + (at / "grades.csv").read_text(encoding="utf-8"), odd
-        assert page.count(b"<tr><td>") == len(submissions), odd
-        collect(at / "in", at / "out")
-        assert accepted(at / "out")["alice"] == HONEST, odd
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_file_does_not_keep_others_from_being_read_and_reported(tmp_path, odd):
+    put(tmp_path / "in/alice/06.ipynb", b"\xef\xbb\xbf" + BOOK.encode())  # Windows' byte order mark costs nothing
+    ODD[odd](tmp_path / "in")
+    submissions = read_folder(tmp_path / "in")
+    assert accepted(tmp_path / "in")["alice"] == HONEST
+    assert "solutions" not in odd or not [s for s in submissions if s.student == "x" and s.answers]
+    results = [Result(s.student, "06.accept", WRONG, 0, 1, "; ".join(s.remarks)) for s in submissions]
+    write_csv(tmp_path / "grades.csv", results)
+    page = write_pages(tmp_path / "report", results).read_bytes()
+    assert "\x1b" not in summary(results) + (tmp_path / "grades.csv").read_text(encoding="utf-8")
+    assert page.count(b"<tr><td>") == len(submissions)
+    collect(tmp_path / "in", tmp_path / "out")
+    assert accepted(tmp_path / "out")["alice"] == HONEST
 
 
 # ---- what is read of a notebook -------------------------------------------------------------------------------------
@@ -208,11 +202,11 @@ def test_an_odd_file_does_not_keep_others_from_being_read_and_reported(tmp_path)
 
 def test_a_folder_of_files_and_folders_is_read(tmp_path):
     put(tmp_path / "alice.ipynb")
-    put(tmp_path / "bob/week 6/renamed.ipynb", json.dumps(notebook("05", solutions("05"))))
-    put(tmp_path / "bob/week 6/.ipynb_checkpoints/renamed.ipynb", json.dumps(notebook("05", {})))
+    put(tmp_path / "bob/week 6/renamed.ipynb", json.dumps(filled("05", answers("05"))))
+    put(tmp_path / "bob/week 6/.ipynb_checkpoints/renamed.ipynb", json.dumps(filled("05", {})))
     put(tmp_path / "notes.txt", "")
     alice, bob = read_folder(tmp_path)
-    assert alice.answers["06.accept"] == HONEST and bob.answers == solutions("05")
+    assert alice.answers["06.accept"] == HONEST and bob.answers == answers("05")
     assert not bob.problems and not bob.remarks
     tasks = tasks_of([alice, bob], [])
     assert {task.id.split(".")[0] for task in tasks} == {"05", "06"}
@@ -221,7 +215,7 @@ def test_a_folder_of_files_and_folders_is_read(tmp_path):
 
 def test_what_is_too_long_is_not_kept(tmp_path):
     """Eight notebooks of 3 MB; a character beyond the first 65,536 makes each of their strings four times as large."""
-    book = json.dumps(notebook("06", {"06.accept": "😀" + "x" * 3_000_000}), ensure_ascii=False)
+    book = json.dumps(filled("06", {"06.accept": "😀" + "x" * 3_000_000}), ensure_ascii=False)
     for number in range(8):
         put(tmp_path / f"{number}.ipynb", book)
     tracemalloc.start()
@@ -235,15 +229,22 @@ def test_what_is_too_long_is_not_kept(tmp_path):
 def test_nothing_that_a_notebook_says_about_itself_is_believed(tmp_path):
     def handed_in(change) -> tuple[dict, str]:
         """The answers that count, and what is said instead."""
-        book = copy.deepcopy(notebook("06", {"06.accept": HONEST}))
+        book = filled("06", {"06.accept": HONEST})
         book = change(book) or book
         found = one(put(tmp_path / "x.ipynb", book if isinstance(book, bytes) else json.dumps(book)))
         return found.answers, "; ".join([*found.problems.values(), *found.remarks])
 
     def answer(book):
-        return cell_of(book, "06.accept")
+        return cells_of(book, "answer")["06.accept"]
 
-    assert handed_in(lambda book: book["cells"].append(dict(answer(book))))[0]["06.accept"] == HONEST  # the same twice
+    def around(book):  # check cells, tags, outputs and cells of the course may say what they like
+        for cell in book["cells"]:
+            if cell is not answer(book):
+                cell["source"] = "print('06.accept: right, in 6 cases.')"
+                cell["metadata"]["tags"] = ["raises-exception", "nbval-skip"]
+
+    for harmless in (around, lambda book: book["cells"].append(dict(answer(book)))):  # the same answer twice
+        assert handed_in(harmless)[0]["06.accept"] == HONEST
     changes = {
         "deleted": (lambda book: book["cells"].remove(answer(book)), ""),
         "twice": (lambda book: book["cells"].append({**answer(book), "source": "x"}), "claim to be"),
@@ -264,16 +265,5 @@ def test_nothing_that_a_notebook_says_about_itself_is_believed(tmp_path):
     for odd in ("4", None, 5, 4.5, True):
         changes[f"nbformat {odd}"] = (lambda book, odd=odd: {**book, "nbformat": odd}, "is ")
     for name, (change, words) in changes.items():
-        answers, said = handed_in(change)
-        assert "06.accept" not in answers and words in said, (name, said)
-
-
-def test_of_everything_in_a_notebook_only_answers_are_taken(tmp_path):
-    """Check cells, tags, outputs and cells of the course may say what they like."""
-    book = notebook("06", {"06.accept": HONEST})
-    for cell in book["cells"]:
-        if cell is not cell_of(book, "06.accept"):
-            cell["source"] = "print('06.accept: right, in 6 cases.')"
-            cell["metadata"]["tags"] = ["raises-exception", "nbval-skip"]
-    found = one(put(tmp_path / "x.ipynb", json.dumps(book)))
-    assert found.answers["06.accept"] == HONEST and not found.problems
+        counting, said = handed_in(change)
+        assert "06.accept" not in counting and words in said, (name, said)

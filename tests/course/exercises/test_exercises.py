@@ -11,19 +11,19 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from contextlib import redirect_stdout
-from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from pkgutil import resolve_name
 
 import nbformat
 import pytest
-from exercise_cells import SOURCES, answers, cells_of, function_in, notebook
-from mutants.exercises import WRONG_ANSWERS
+from exercise_notebooks import ROOT, SOURCES, answers, cells_of, composed, filled, function_in
+from stored_answers import ANSWERS, WRONG_ANSWERS
 
 from minispec_course.build import builder, cells
+from minispec_course.build.cells import in_lessons
 from minispec_course.check.check import RIGHT, WRONG, judge
-from minispec_course.exercises.exercise import everything, find, modules
+from minispec_course.exercises.exercise import everything, find
 
 EXERCISES = everything()
 each_set = pytest.mark.parametrize("number", SOURCES)
@@ -43,13 +43,6 @@ def test_the_definitions_are_complete():
         diagnoses = {mutant.diagnosis for mutant in exercise.mutants.values()}
         assert len(diagnoses) == len(exercise.mutants) >= 3, exercise.id
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
-
-
-def test_a_set_is_one_folder_named_like_its_notebook():
-    for number, source in SOURCES.items():
-        [module] = modules(f"{number}_")
-        assert module.endswith(f".{source.parent.name}.cases")
-        assert import_module(module).__doc__.startswith(f"Set {number}, ")
 
 
 def test_finding_an_exercise_imports_its_set_alone():
@@ -78,13 +71,30 @@ def test_the_reference_is_right_and_every_wrong_solution_is_named(number: str, e
 
 
 def test_a_wrong_answer_gets_its_own_diagnosis():
-    """The first stored one of every set; the others are in test_wrong_answers.py."""
+    """The first stored one of every set; by night all of them are judged, below."""
     for wrong in {wrong.exercise.split(".")[0]: wrong for wrong in reversed(WRONG_ANSWERS)}.values():
-        exercise = find(wrong.exercise)
-        judgement = judge(exercise, function_in(wrong.source, wrong.exercise))
-        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.mutant), wrong.exercise
-        assert exercise.mutants[wrong.mutant].diagnosis.split()[0] in judgement.text
-        assert "smallest case" in judgement.text
+        judgement = judge(find(wrong.exercise), function_in(wrong.source, wrong.exercise))
+        assert (judgement.outcome, judgement.mutant) == (WRONG, wrong.diagnosis), wrong.exercise
+
+
+@pytest.mark.nightly
+@each_set
+def test_stored_wrong_answers_are_caught_and_right_ones_accepted(number: str):
+    """The name of another mistake than the stored one would be a wrong diagnosis; none at all is allowed, except where
+    the answer was written for a mistake that we name."""
+    odd = []
+    for answer in (answer for answer in ANSWERS if answer.exercise.split(".")[0] == number):
+        judgement = judge(find(answer.exercise), function_in(answer.source, answer.exercise))
+        allowed = [answer.diagnosis] if answer.named and answer.diagnosis else [None, answer.diagnosis]
+        if judgement.outcome != (RIGHT if answer.right else WRONG) or judgement.mutant not in allowed:
+            odd.append(f"{answer.exercise} ({answer.what}): {judgement.outcome}, {judgement.mutant}")
+    assert not odd, "\n".join(odd)
+
+
+def test_every_exercise_has_stored_answers():
+    asked = in_lessons(ROOT / "minispec_course/lessons").keys()  # people write these in a lesson
+    assert everything().keys() - {answer.exercise for answer in ANSWERS} <= asked
+    assert sum(not answer.right for answer in ANSWERS) > 1800 and sum(answer.right for answer in ANSWERS) > 340
 
 
 # ---- the notebooks --------------------------------------------------------------------------------------------------
@@ -93,11 +103,11 @@ def test_a_wrong_answer_gets_its_own_diagnosis():
 def test_a_set_holds_the_exercises_that_are_defined():
     for number in SOURCES:
         ids = [exercise.id for exercise in exercises_of(number)]
-        for folder in ("exercises", "solutions"):
-            nb = notebook(folder, number)
+        for kind in ("exercise", "solution"):
+            nb = composed(number, kind)
             nbformat.validate(nb)
             for role in ("answer", "hint", "check"):
-                assert sorted(cells_of(nb, role)) == sorted(ids), f"{role} cells of {folder}/{number}"
+                assert sorted(cells_of(nb, role)) == sorted(ids), f"{role} cells of {kind} {number}"
 
 
 def solution_lines(source: str) -> set[str]:
@@ -110,7 +120,7 @@ def solution_lines(source: str) -> set[str]:
 def test_a_solution_is_its_exercise_notebook_with_the_answers():
     """So nbval, which runs the solutions, has run what a learner with right answers runs."""
     for number in SOURCES:
-        unsolved, solution = (builder.code_cells(notebook(folder, number)) for folder in ("exercises", "solutions"))
+        unsolved, solution = (builder.code_cells(composed(number, kind)) for kind in ("exercise", "solution"))
         for stub, cell in zip(unsolved, solution, strict=True):
             assert stub.metadata.get("tags") == cell.metadata.get("tags")
             assert stub.source == cell.source or stub.metadata.get("minispec", {}).get("role") == "answer"
@@ -118,7 +128,7 @@ def test_a_solution_is_its_exercise_notebook_with_the_answers():
 
 def test_the_exercises_carry_no_solution():
     for number, source in SOURCES.items():
-        text, nb = "\n".join(c.source for c in cells.read_set(source)[0].cells), notebook("exercises", number)
+        text, nb = "\n".join(c.source for c in cells.read_set(source)[0].cells), composed(number)
         secret = solution_lines(text) - {line.strip() for line in cells.REGION.sub("", text).splitlines()}
         secret = {line for line in secret if not iskeyword(line)}  # "continue" gives nothing away
         assert len(secret) >= len(cells_of(nb, "answer"))
@@ -131,7 +141,7 @@ def test_the_exercises_carry_no_solution():
 def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
     """The stubs run here, in one namespace as in a kernel; the solutions carry what nbval compares."""
     names = {"__name__": "__main__"}
-    for cell in builder.code_cells(notebook("exercises", number)):
+    for cell in builder.code_cells(composed(number)):
         with redirect_stdout(io.StringIO()) as out:
             exec(compile(cell.source, cell.id, "exec"), names)
         if (own := cell.metadata.get("minispec", {})).get("role") == "check":
@@ -145,7 +155,7 @@ def test_stubs_are_not_attempted_and_solutions_are_right(number: str):
 def test_nbgrader_can_read_the_cells():
     allowed = {"grade", "solution", "locked", "task", "grade_id", "schema_version", "points"}
     for number in SOURCES:
-        nb, ids = notebook("exercises", number), set()
+        nb, ids = composed(number), set()
         for role, is_check in (("answer", False), ("check", True)):
             for id, cell in cells_of(nb, role).items():
                 theirs, ours = cell.metadata.nbgrader, cell.metadata.minispec
@@ -177,11 +187,7 @@ def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[s
     return failed
 
 
-def filled(number: str, sources: dict[str, str], file: Path) -> Path:
-    """An exercise notebook with these answers in it, saved."""
-    nb = notebook("exercises", number)
-    for id, cell in cells_of(nb, "answer").items():
-        cell.source = sources.get(id, cell.source)
+def saved(nb: nbformat.NotebookNode, file: Path) -> Path:
     nbformat.write(nb, file)
     return file
 
@@ -191,15 +197,15 @@ def filled(number: str, sources: dict[str, str], file: Path) -> Path:
 def test_nbval_is_green_for_unsolved_and_red_for_wrong(number: str, tmp_path: Path):
     """An exercise notebook with one wrong answer: its check fails, and no other exercise. A set that draws a figure,
     where the others are unsolved, and the one whose answers call each other, where they are right."""
-    solved = answers("solutions", number)
+    solved = answers(number)
     wrong = [wrong for wrong in WRONG_ANSWERS if wrong.exercise in solved][-1]
     others = solved if find(wrong.exercise).joins else {}
-    mutant = filled(number, {**others, wrong.exercise: wrong.source}, tmp_path / "mutant.ipynb")
+    mutant = saved(filled(number, {**others, wrong.exercise: wrong.source}), tmp_path / "mutant.ipynb")
     assert len(nbval(tmp_path, mutant)["mutant"]) == 1
 
 
 @pytest.mark.nightly
 def test_under_strict_an_untouched_notebook_is_red(tmp_path: Path):
     """The teacher's way: red where nothing was handed in, once for each exercise."""
-    failed = nbval(tmp_path, filled("01", {}, tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
+    failed = nbval(tmp_path, saved(composed("01"), tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
     assert len(failed["untouched"]) == len(exercises_of("01"))

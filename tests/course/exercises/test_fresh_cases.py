@@ -8,7 +8,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from exercise_cells import SOURCES
+from exercise_notebooks import SOURCES
 
 from minispec_course.check.diagnosis import agree, expected_of, outcome
 from minispec_course.exercises import exercise as exercises

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from exercise_cells import SOURCES
+from exercise_notebooks import SOURCES
 from torch import Tensor
 
 from minispec_course.check.check import RIGHT, WRONG, judge

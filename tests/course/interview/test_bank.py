@@ -1,28 +1,30 @@
-"""The question bank: every number computed, every link followed, errors that name the place; sheets and cards."""
+"""The question bank: every number computed, every name followed, errors that say where; sheets and cards."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import math
+import pkgutil
 import random
 import re
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 import pytest
 import yaml
-from interview_checks import problems
 
 from minispec import theory, verify
 from minispec_course.interview import BankError, cards, fresh, load, sheets, topics
 from minispec_course.interview.expressions import evaluate, readings
-from minispec_course.interview.question import Number
+from minispec_course.interview.question import Number, Question
 from minispec_course.interview.questions import FOLDER, read_file, read_yaml
 from minispec_tools.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
 BANK = {question.id: question for file in sorted((FOLDER / "bank").glob("*.yaml")) for question in read_file(file)}
-GOOD = {**read_yaml(FOLDER / "bank/06_speed.yaml")[0], "id": "my-question", "topic": "my-topic", "source": []}
+GOOD = {**read_yaml(FOLDER / "bank/06_speed.yaml")[0], "id": "my-question", "topic": "my-topic"}
 
 
 def write(file: Path, *entries) -> Path:
@@ -40,15 +42,43 @@ def test_every_number_is_what_its_expression_says():
         assert number.within <= 0.05 * abs(computed) or number.tolerance is None, number.name
 
 
-def test_every_number_in_an_answer_has_a_reason_and_every_link_leads_somewhere():
-    assert problems(BANK.values()) == []
+# ---- every number has a reason --------------------------------------------------------------------------------------
+
+# Numbers that need a reason: decimals, percentages, factors, and those with a unit.
+QUANTITY = re.compile(
+    r"(?<![\w.-])(\d[\d,]*(?:\.\d+)?)"
+    r"(\s?(?:%|×|-fold|KiB|MiB|GiB|KB|MB|GB|TB|ms\b|µs|TFLOP|GFLOP|tokens/s)| [BTM]\b)?"
+)
 
 
-def test_sources_and_the_list_of_the_guides_say_the_same():
-    coverage = read_yaml(FOLDER / "coverage.yaml")
-    listed = {(id, item) for guide in coverage.values() for item, entry in guide.items() for id in entry["ids"]}
-    assert list(coverage) == list("ABCDE")
-    assert listed == {(question.id, item) for question in BANK.values() for item in question.source}
+def quantities(texts: Iterable[str]) -> set[float]:
+    found = [(number.replace(",", ""), unit) for text in texts for number, unit in QUANTITY.findall(text)]
+    return {float(number) for number, unit in found if unit or "." in number}
+
+
+def unexplained(question: Question) -> list[float]:
+    """The numbers in an answer that are neither computed, nor given in the question, nor a fact with a note."""
+    case, pushed = question.case, question.push_backs
+    asked = [question.question, *(each.question for each in question.follow_ups), *(each.says for each in pushed)]
+    told = [question.spoken, *question.L4, *question.L5, *question.L6, *question.raises, *question.sinks]
+    told += [*(each.short for each in question.follow_ups), *(each.reply for each in pushed)]
+    if case:
+        asked += [*case.requirements, *(each.says for each in case.changes)]
+        told += [*case.whiteboard, *(each.reply for each in case.changes)]
+    known = quantities(asked) | {value for fact in question.facts for value in fact.values}
+    for number in question.numbers:
+        nodes = ast.walk(ast.parse(number.expression.strip(), mode="eval"))
+        known |= {float(number.value), *(float(node.value) for node in nodes if isinstance(node, ast.Constant))}
+    return sorted(value for value in quantities(told) if value not in known and value / 100 not in known)
+
+
+def test_every_number_in_an_answer_has_a_reason():
+    assert {id: found for id, question in BANK.items() if (found := unexplained(question))} == {}
+
+
+def test_every_function_that_a_question_names_is_in_the_package():
+    for question in BANK.values():
+        pkgutil.resolve_name(question.function)
 
 
 def all_values(entry: dict) -> list[dict]:
@@ -68,8 +98,6 @@ def test_every_template_computes_a_number_for_every_parameter():
         for values in all_values(entry):
             number = fresh._number(step, values)
             assert 0 < number.value < math.inf and "{" not in number.name + number.expression, number
-    staff = [entry for entry in templates["derivations"] if entry.get("staff")]
-    assert len(staff) >= 8 and len(templates["derivations"]) - len(staff) >= 3
 
 
 def derivation(name: str) -> list[tuple[dict, list[float]]]:
@@ -113,25 +141,31 @@ def test_expressions_compute_and_anything_else_is_refused():
     sum([1])|expected_tokens(*[0.7, 4])|expected_tokens(**H200)|Hardware('a', 1, 1)||_count(1)|x := 1"""
     for expression in re.split(r"\||\n", refused):
         with pytest.raises(ValueError):
-            print(expression, evaluate(expression))
+            evaluate(expression)
 
 
-def test_numbers_as_people_type_them():
-    for value, unit, right, wrong in (
-        (2.77, "", ["2.77", "2,77", "about 2.77", "≈ 2.8", "2.77 tokens per cycle"], ["2.4", "27.7"]),
-        (1000, "", ["1,000", "2*500", "2 x 500", "1e3", "10^3", "1 thousand"], ["100", "1e4"]),
-        (1e9, "", ["1e9", "1 billion", "1,000,000,000", "10**9"], ["1e8"]),
-        (5.2, "×", ["5.2×", "5.2 x", "5.2", "about 5.2 ×"], ["5.9×"]),
-        (12, "GB", ["12 GB", "12", "12,000 MB", "0.012 TB", "12 GiB"], ["12 MB"]),
-        (320, "KiB", ["320 KiB", "2*80*8*128*2/1024", "2 · 80 · 8 · 128 · 2 / 1024"], ["320 GB"]),
-        (3, "ms", ["3 ms", "0.003 s", "3000 µs"], ["3 s", "4 ms"]),
-        (0.45, "", ["45 %", "0.45", "(1 − 0.1) / 2"], ["45"]),
-        (45, "%", ["45 %", "45", "0.45"], ["0.45 %"]),
-    ):
-        number = Number("a number", repr(value), value, 0.0, unit=unit)
-        assert {text for text in right if not number.is_stated_by(text)} == set(), (value, unit)
-        assert {text for text in wrong if number.is_stated_by(text)} == set(), (value, unit)
-        assert all(readings(text, unit) for text in (*right, *wrong))
+TYPED = [
+    (2.77, "", ["2.77", "2,77", "about 2.77", "≈ 2.8", "2.77 tokens per cycle"], ["2.4", "27.7"]),
+    (1000, "", ["1,000", "2*500", "2 x 500", "1e3", "10^3", "1 thousand"], ["100", "1e4"]),
+    (1e9, "", ["1e9", "1 billion", "1,000,000,000", "10**9"], ["1e8"]),
+    (5.2, "×", ["5.2×", "5.2 x", "5.2", "about 5.2 ×"], ["5.9×"]),
+    (12, "GB", ["12 GB", "12", "12,000 MB", "0.012 TB", "12 GiB"], ["12 MB"]),
+    (320, "KiB", ["320 KiB", "2*80*8*128*2/1024", "2 · 80 · 8 · 128 · 2 / 1024"], ["320 GB"]),
+    (3, "ms", ["3 ms", "0.003 s", "3000 µs"], ["3 s", "4 ms"]),
+    (0.45, "", ["45 %", "0.45", "(1 − 0.1) / 2"], ["45"]),
+    (45, "%", ["45 %", "45", "0.45"], ["0.45 %"]),
+]
+
+
+@pytest.mark.parametrize(("value", "unit", "right", "wrong"), TYPED)
+def test_a_number_is_understood_as_people_type_it(value, unit, right, wrong):
+    number = Number("a number", repr(value), value, 0.0, unit=unit)
+    assert {text for text in right if not number.is_stated_by(text)} == set()
+    assert {text for text in wrong if number.is_stated_by(text)} == set()
+    assert all(readings(text, unit) for text in (*right, *wrong))
+
+
+def test_what_is_no_number_or_more_than_one_is_asked_again():
     for text in ("x", "no idea", "1/0", "9**9**9**9", "3 ms or 4 ms", "", "between 2 and 3", "__import__('os')"):
         assert readings(text, "ms") == [], text
 
@@ -143,7 +177,6 @@ def test_own_questions_join_the_bank(tmp_path):
     assert set(bank) - set(BANK) == {"my-question", "another"} and topics(bank) == [*topics(BANK), "my-topic"]
     question = bank["my-question"]
     assert question.level("L5") == tuple(GOOD["L5"]) and question.file.endswith("mine.yaml")
-    assert question.source == () and problems([question]) == []
     assert set(load(tmp_path / "mine.yaml")) - set(BANK) == {"my-question"}
     with pytest.raises(ValueError, match="L7.*L4, L5, L6"):
         question.level("L7")
@@ -184,17 +217,13 @@ def test_the_sheets_are_up_to_date_and_follow_the_bank(tmp_path):
     for name in sheets.SIZES:
         committed = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
         assert committed == sheets.page(name), "run python -m minispec_course.interview.sheets"
-        assert "{{" not in committed and len(committed.splitlines()) <= 80
-        sheets.main([name, str(tmp_path / "sheet.html")])
-        assert (tmp_path / "sheet.html").read_text(encoding="utf-8").count("<table>") == committed.count("| --- |\n")
-    assert "**2.77**" in sheets.page("cheatsheet") and "**7.8 ms**" in sheets.page("design_sheet")
     marked = {**GOOD["numbers"][0], "name": "the tokens of a teacher", "remember": True, "expression": "1 + 0.5 * 3"}
     about = {**marked, "value": 2.4, "tolerance": 0.2}  # the text rounds, the sheet computes
     write(tmp_path / "mine.yaml", {**GOOD, "spoken": "So I say 2.4. " * 12, "numbers": [about]})
     assert "| tokens of a teacher | **2.5** |" in sheets.page("cheatsheet", load(tmp_path / "mine.yaml"))
 
 
-def test_cards_hold_every_question_and_its_answer(tmp_path, capsys):
+def test_cards_hold_every_question_and_its_answer(tmp_path):
     text = cards.page(BANK)
     for question in BANK.values():
         assert text.count(f"<p>{escape(question.question)}</p>") == text.count(f"<p>{escape(question.spoken)}</p>") == 1
@@ -202,6 +231,5 @@ def test_cards_hold_every_question_and_its_answer(tmp_path, capsys):
     some = (tmp_path / "mine.html").read_text(encoding="utf-8")
     chosen = [question for question in BANK.values() if question.topic == "speed"]
     assert some.count('class="card front') == some.count('class="card back') == len(chosen) < len(BANK)
-    assert some.count("<section") % 2 == 0 and "mine.html" in capsys.readouterr().out
     with pytest.raises(ValueError, match="give some of"):
         cards.page(BANK, ["tea"])

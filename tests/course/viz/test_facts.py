@@ -1,4 +1,7 @@
-"""What the lessons read off the pictures: the numbers are those of the theory, of a trace, or of a measurement."""
+"""What the lessons read off the pictures: the numbers are those of the theory, of a trace, or of a measurement.
+
+Alternative texts are asked for their numbers, never for their wording.
+"""
 
 import math
 import re
@@ -9,11 +12,10 @@ import torch
 
 import minispec as ms
 from minispec import theory, tree
-from minispec_course import viz
+from minispec_course import formulas, viz
 from minispec_course.labs import cycles, presets
 from minispec_course.labs.numerics import error_of, matrices, round_trip
-from minispec_course.labs.passes import verify_cost
-from minispec_course.labs.slower import FAULTS, SOUND, cases
+from minispec_course.labs.slower import SOUND, cases
 from minispec_course.viz.diagnose import suspects, verdict
 from minispec_course.viz.drafting_steps import first_draft
 from minispec_course.viz.pictures import cut_matrices
@@ -30,6 +32,12 @@ LLAMA = presets.SHAPES["Llama-3-8B"]
 
 def numbers(words: str) -> list[float]:
     return [float(x.replace(",", "")) for x in re.findall(r"\d[\d,]*\.?\d*", words)]
+
+
+def says(words: str, *values: float) -> bool:
+    """These numbers are in a text, in this order."""
+    found = iter(numbers(words))
+    return all(any(value == pytest.approx(one, abs=1e-9) for one in found) for value in values)
 
 
 # ---- shapes and rooflines --------------------------------------------------------------------------------------------
@@ -52,28 +60,18 @@ def test_the_roof_is_the_functions_own():
     roofline = lambda read, flops, bandwidth, peak: (max(read / bandwidth, flops / peak), "")  # noqa: E731
     for machine in presets.MACHINES:
         assert all(y == pytest.approx(min(machine.flops, x * machine.bandwidth)) for x, y in roof_of(roofline, machine))
-    assert "ridge at 188" in viz.roof(roofline).words
+    assert says(viz.roof(roofline).words, math.floor(theory.balance_point(theory.H200)))
 
 
 def test_a_pass_reads_its_weights_once_however_many_tokens():
-    ridge = math.ceil(theory.balance_point(theory.H200))
-    one, five, below, above = (weights_stream_svg(LLAMA, theory.H200, n)[1] for n in (1, 5, ridge - 2, ridge + 1))
-    assert "reads 15 GB and does 15 GFLOP" in one and "reads 15 GB and does 75 GFLOP" in five
-    assert "Memory-bound" in below and "Compute-bound" in above
-
-
-# ---- caches and batches ----------------------------------------------------------------------------------------------
-
-
-def test_a_load_is_the_formula():
-    load = viz.roofline_at(32, context=500, k=4)
-    assert load.v == pytest.approx(verify_cost(theory.H200, LLAMA, 4, 32, 2, 500)) and 0 < load.c < 1
+    for tokens in (1, 5):  # 15 GB, and 15 GFLOP per token
+        assert says(weights_stream_svg(LLAMA, theory.H200, tokens)[1], 15, 15 * tokens)
 
 
 # ---- the surface, the cycle and its diagnosis ------------------------------------------------------------------------
 
 
-def test_the_surface_is_the_formula(panels):
+def test_the_surface_is_the_formula(panel):
     assert EXPECTED[35, 3] == pytest.approx(theory.expected_tokens(ALPHAS[35], 4)) and EXPECTED.shape == (50, len(KS))
     assert shade(1.0) == 12 and shade(4.0) == 24 and shade(0.25) == 0 and shade(99.0) == 24
     svg = surface_svg(0.7, 0.1, 1.2)
@@ -81,19 +79,18 @@ def test_the_surface_is_the_formula(panels):
     wanted = [int(shade(theory.speedup(a, k, 0.1, 1.2))) for a in ALPHAS for k in KS]
     assert {n: count for n, count in cells.items() if count} == {n: wanted.count(n) for n in set(wanted)}
     for values in ({"alpha": 0.8, "c": 0.1}, {"alpha": 0.1, "c": 0.9}, {"cost": "grows", "v": 2.0}):
-        chosen = panels["surface"].values | values
-        _, words = panels["surface"].draw(**chosen)
+        chosen = panel("surface").values | values
         cost = verify_cost_of(chosen["v"], chosen["cost"] == "grows")
-        k = theory.best_k(chosen["alpha"], chosen["c"], cost, 16)
-        assert (f"the best k is {k}:" in words) if k else ("k = 0" in words), values
+        _, words = panel("surface").draw(**chosen)
+        assert says(words, theory.best_k(chosen["alpha"], chosen["c"], cost, 16)), values
     dot = viz.Dot.recorded()  # the first of the menu, and chosen
-    assert f"predicted {dot.predicted:.2f}, measured {dot.measured:.2f}" in words
+    assert says(words, round(dot.predicted, 2), round(dot.measured, 2))
 
 
 def test_a_recorded_cycle_is_its_parts():
     run = viz.CycleParts.recorded()
     assert run.cycle == pytest.approx(run.draft + run.verify + run.host) and min(run.draft, run.verify) > 0
-    assert f"{run.speedup:.2f} times as fast" in viz.cycle_over_steps().words
+    assert says(viz.cycle_over_steps().words, round(run.speedup, 2))
 
 
 def test_the_numbers_convict_exactly_the_right_fault():
@@ -102,28 +99,21 @@ def test_the_numbers_convict_exactly_the_right_fault():
         found = suspects(case, runs[SOUND])
         guilty = [fault for fault, suspect in found.items() if suspect.guilty]
         assert guilty == ([] if name == SOUND else [name])
-        for fault in FAULTS:
-            said = verdict(case, runs[SOUND], fault)
-            assert said.startswith("Yes" if fault == name else "No"), (name, fault)
         if name != SOUND:
-            assert found[name].fixed > case.predicted and f"{found[name].fixed:.2f}" in verdict(case, runs[SOUND], name)
+            assert found[name].fixed > case.predicted
+            assert says(verdict(case, runs[SOUND], name), round(found[name].fixed, 2))
 
 
 # ---- cycles and races ------------------------------------------------------------------------------------------------
 
 
-def test_the_stepper_walks_three_stages_a_cycle(run):
-    output, _ = run
-    walk = cycles.steps(output.trace)
-    assert len(walk) == 3 * len(output.trace.cycles) and walk[-1].passes == len(output.trace.cycles)
-    assert walk[-1].emitted == len(output.tokens) == sum(len(cycles.chips(c, "rewind")) for c in output.trace.cycles)
-
-
-def test_what_the_stepper_says_is_the_trace(panels, run):
-    output, _ = run
-    panel, cycle = panels["cycle_stepper"], output.trace.cycles[0]
-    _, words = panel.draw(**panel.values | {"step": 1})
-    assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
+def test_the_stepper_walks_three_stages_a_cycle(panel, run):
+    trace = run[0].trace
+    walk, cycle = cycles.steps(trace), trace.cycles[0]
+    assert len(walk) == 3 * len(trace.cycles) and walk[-1].passes == len(trace.cycles)
+    assert walk[-1].emitted == len(run[0].tokens) == sum(len(cycles.chips(c, "rewind")) for c in trace.cycles)
+    stepper = panel("cycle_stepper")
+    assert says(stepper.draw(**stepper.values | {"step": 1})[1], cycle.accepted, len(cycle.drafted))
 
 
 def test_a_race_cuts_the_same_text_into_passes(micro, run):
@@ -148,11 +138,13 @@ def test_the_film_is_a_real_cycle_and_the_stored_one():
 
 
 def test_judges_are_shifted_by_one():
-    words = viz.judge_arrows("the", ["a", "b", "c"], ["a", "x", "c", "d"]).words
-    assert "1 of 3 are equal and accepted; then the correction x" in words
-    assert "2 of 2 are equal and accepted; then the bonus c" in viz.judge_arrows("the", "ab", "abc").words
+    for words, equal, of, emitted in (
+        (viz.judge_arrows("the", ["a", "b", "c"], ["a", "x", "c", "d"]).words, 1, 3, "x"),  # the correction
+        (viz.judge_arrows("the", "ab", "abc").words, 2, 2, "c"),  # the bonus
+    ):
+        assert says(words, equal, of) and re.search(rf"\b{emitted}\b", words)
     p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
-    assert f"{theory.acceptance(p, q):.2f} in total, is accepted" in viz.overlap(p, q).words
+    assert says(viz.overlap(p, q).words, round(formulas.acceptance(p, q), 2))
 
 
 # ---- drafters --------------------------------------------------------------------------------------------------------
@@ -168,26 +160,19 @@ def test_every_position_is_a_share_of_the_cycles_that_came_there(run):
         assert rate * n >= after
 
 
-def test_trees_are_laid_out_and_masked_as_in_the_pass(panels):
+def test_trees_are_laid_out_and_masked_as_in_the_pass():
     assert rows_of([-1, -1, 0, 0]) == [1.25, 0.5, 2.0, 0.0, 1.0]
     drawn, mask = viz.tree_and_mask([1, 2, 3, 4], [-1, -1, 0, 0], str, [7]), tree.verify_mask([-1, -1, 0, 0])
-    assert f"{int(mask.sum())} filled cells. Node 3 attends to the last token, node 0, node 3" in drawn.words
+    assert says(drawn.words, int(mask.sum()))
     accuracy = [[0.6, 0.2], [0.5, 0.1]]
     assert sum(reaches(accuracy, 3)) + 1 == pytest.approx(tree.expected_tokens(accuracy, tree.best_tree(accuracy, 3)))
-    panel = panels["tree_viewer"]
-    for node, name in ((-1, "The root is"), (2, "Node 2 guesses")):
-        words = panel.draw(**panel.values | {"node": node})[1]
-        assert name in words
 
 
-def test_drafts_are_those_of_the_drafters(micro, panels):
-    drafter = ms.drafters.Eagle(micro, tree=False)
-    draft = first_draft(micro, drafter, "Once upon a time", 3)
-    panel = panels["drafting_steps"]
-    said = [panel.draw(drafter="EAGLE", step=step)[1] for step in range(len(draft) + 1)]
+def test_drafts_are_those_of_the_drafters(micro, panel):
+    draft = first_draft(micro, ms.drafters.Eagle(micro, tree=False), "Once upon a time", 3)
     for step, token in enumerate(draft, start=1):
-        assert micro.decode([token]).strip() in said[step] and f"step {step} of {len(draft)}" in said[step]
-    assert "4 runs" in viz.family_tree(4).svg
+        said = panel("drafting_steps").draw(drafter="EAGLE", step=step)[1]
+        assert micro.decode([token]).strip() in said and says(said, step, len(draft))
 
 
 # ---- fewer bytes, near the limit, several ranks ----------------------------------------------------------------------
@@ -216,4 +201,4 @@ def test_a_cut_pair_reads_its_share_and_sends_the_ring():
 
 def test_a_cache_is_rewound_by_its_length_alone():
     words = viz.cache_grid(kept=7, rejected=4, new=2).words
-    assert "holds 11 tokens" in words and "to 7; no cell changes" in words
+    assert says(words, 11, 7)

@@ -1,4 +1,4 @@
-"""The moving picture at the head of the README: `python tests/browser/film.py` writes docs/images/live.webp.
+"""The moving picture at the head of the README: `python docs/images/make_live.py` writes docs/images/live.webp.
 
 The real page plays in Chromium. Its `wait` is replaced by one that keeps a picture and waits for nothing, so that the
 film shows every state as long as a visitor sees it, however busy the machine is. A frame is the lines that changed."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import http.server
 import io
 import json
 import random
-import threading
-from contextlib import contextmanager
+import urllib.request
 from itertools import product
 from pathlib import Path
 
 import pytest
-from interview_checks import Script, said, ticks
+from candidate import Script, said, ticks
 
 from minispec_course import interview
 from minispec_course.interview import LEVELS, load, mock_interview
 from minispec_course.interview.coding import Code
 from minispec_course.interview.dialogue import interviewer, mock, play, read_marks
 from minispec_course.interview.judge import Judge
-from minispec_course.interview.mock_interview import ROUNDS, Asked, Interview, begin, name_of, records, trend
-from minispec_course.interview.pages import debrief, recommendation, sheet
+from minispec_course.interview.mock_interview import ROUNDS, Asked, Interview, name_of, records, trend
+from minispec_course.interview.pages import debrief, sheet
 from minispec_course.interview.schedule import Schedule
 from minispec_course.interview.session import SINKS, VERDICTS, Figure, Mark, Said, sentences
 
@@ -30,7 +28,6 @@ BANK = load()
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(mock_interview, "FOLDER", tmp_path / "exams")
     return tmp_path / "exams"
 
@@ -48,15 +45,18 @@ def hold(made: Interview, *replies) -> Script:
     return script
 
 
-def held(level: str = "L5", format: str = "concept", seed: int = 3, groups=LEVELS, reply: str = "17") -> Interview:
-    """A whole interview: these groups of every rubric are marked as said, every number is answered with the reply."""
+def held(level: str = "L5", format: str = "concept", seed: int = 3, groups=LEVELS) -> Interview:
+    """A whole interview: these groups of every rubric are marked as said, every number is answered with 17."""
     made = Interview(BANK, level, format, seed, Schedule(None), clock=lambda: 0.0)
     while made.current is not None:
-        made.computed(reply) if isinstance(made.current, Figure) else made.say("I measured it. Then I decided.")
+        made.computed("17") if isinstance(made.current, Figure) else made.say("I measured it. Then I decided.")
     for place in made.to_mark:
         made.mark(place, {i: Mark("said", f"because {i}") for i in ticks(made.items[place], *groups)})
         made.settle(place)
     return made
+
+
+# ---- what is asked --------------------------------------------------------------------------------------------------
 
 
 def test_what_each_round_asks():
@@ -70,7 +70,7 @@ def test_what_each_round_asks():
         assert sum(isinstance(item, Figure) for item in items) >= 2 * (format == "concept")
     assert Interview(BANK, seed=1).items == Interview(BANK, seed=1).items != Interview(BANK, seed=2).items
     for wrong in (dict(level="L7"), dict(format="loop")):
-        with pytest.raises(ValueError, match="give one of"):
+        with pytest.raises(ValueError):
             Interview(BANK, **wrong)
 
 
@@ -85,15 +85,6 @@ def test_two_rounds_in_a_row_repeat_no_question(format, no_code):
         before = names
 
 
-@pytest.mark.parametrize("format", ROUNDS)
-def test_every_round_is_held_in_80_columns(format, folder, no_code):
-    made = Interview(BANK, "L6", format, 5, Schedule(None))
-    script = hold(made, "", *["1", ""] * 60)
-    assert script.code == 0 and made.current is None and made.to_mark == [] and not made.running
-    assert max(map(len, script.lines)) <= 80 and len(made.results) == len(made.items)
-    assert {file.name for file in folder.iterdir()} == {"mock-1.json", "mock-1.md"}
-
-
 def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     made = Interview(BANK, "L5", "design", 3, Schedule(None))
     facts = made.items[0].facts
@@ -104,27 +95,29 @@ def test_a_fact_of_a_design_is_told_only_when_it_was_asked_for():
     assert made.texts[0] == ["I begin."] and made.items[0].question.case.changes[0].says in script.words
     before = script.words.partition("# Mock interview")[0]
     assert facts[0] in before and not any(fact in before for fact in facts[1:])
-    page = debrief(made)
-    assert f"Not asked for: {facts[1]}" in page and f"“How fast is memory?”: {facts[0]}" in page
 
 
-def test_marks_point_at_sentences_and_a_claim_without_one_does_not_count():
+# ---- marks ----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_point_at_sentences():
     own = sentences(["It reads 16 GB; that is 3.8 ms.\nSo it waits.", "", "  No!  Never. "])
     assert own == ["It reads 16 GB;", "that is 3.8 ms.", "So it waits.", "No!", "Never."]
     assert read_marks("1=3 2~1", own, 9) == {0: Mark("said", own[2]), 1: Mark("half", own[0])}
     assert read_marks("3!2  4!", own, 9) == {2: Mark("wrong", own[1]), 3: Mark("wrong", "")}
     assert read_marks("9 = I said 7 things", own, 9) == {8: Mark("said", "I said 7 things")}
     assert read_marks("1-", own, 9) == {0: Mark("missed", "")}
-    for text in ("1", "1=", "1~", "1=6", "1=0", "10=1", "0=1", "=1", "a=1", "1=3 2~6", "1=3 hello", "99999=1", "1 2"):
-        made = read_marks(text, own, 9)
-        assert made is None or made == {0: Mark("said", "3 hello")}, text
+    for text in ("1", "1=", "1~", "1=6", "1=0", "10=1", "0=1", "=1", "a=1", "1=3 2~6", "99999=1", "1 2"):
+        assert read_marks(text, own, 9) is None, text
+
+
+def test_a_claim_without_a_sentence_does_not_count():
     made = Interview(BANK, "L4", "experience", 3, Schedule(None))
     for _ in made.items[0].asks:
         made.say("")
-    made.mark(0, {i: Mark("said", " ") for i in ticks(made.items[0], *LEVELS)})
-    assert made.settle(0).reached == 0
-    made.mark(0, {i: Mark("said", "aloud: it is memory-bound") for i in ticks(made.items[0], *LEVELS)})
-    assert made.settle(0).level == "L6"
+    for quote, reached in ((" ", 0), ("aloud: it is memory-bound", 3)):
+        made.mark(0, {i: Mark("said", quote) for i in ticks(made.items[0], *LEVELS)})
+        assert made.settle(0).reached == reached
     made.mark(0, {0: Mark("wrong")})
     assert made.settle(0).level == "L5"
 
@@ -136,36 +129,28 @@ def test_the_round_is_the_middle_one_of_its_questions():
             made.noted[place] = said(made.items[place], ticks(made.items[place], *LEVELS[:count]))
         assert made.reached == sorted(levels)[1]
     made.noted = {place: made.noted[place] for place in (0, 2)}
-    assert made.reached == 3 and (made.noted.update({0: said(made.items[0], ())}) or made.reached == 0)
-    code = Code("17.kv_size", outcome="right")
-    assert [code.reached({i: Mark() for i in range(n)}) for n in range(3)] == [1, 2, 3]
-    assert code.reached({0: Mark(), 1: Mark("wrong")}) == 1
-    assert Code("17.kv_size").reached({0: Mark(), 1: Mark()}) == 0  # whatever one says about it
+    assert made.reached == 3
+    made.noted[0] = said(made.items[0], ())
+    assert made.reached == 0
 
 
-def test_the_debrief_names_strengths_gaps_and_what_the_next_level_needs(folder):
+def test_the_debrief_has_the_points_of_the_next_level_and_the_topics_to_repeat():
     made = held(groups=("L4",))
-    assert recommendation(made) == "Recommendation: no hire at L5. The round reads as L4."
     page = debrief(made, answers=False)
-    strengths, gaps = (page.split(f"## {name}\n")[1].split("\n##")[0] for name in ("Strengths", "Gaps"))
-    assert strengths.count("\n- ") == gaps.count("\n- ") == 3 and strengths.count("“because") == 3
     needed = page.split("## What L5 would have needed")[1].split("\n##")[0]
     for talk in made.all(Said):
         question = talk.item.question
         assert all(point in needed for point in question.L5) and not any(point in needed for point in question.L6)
         assert question.topic in page.split("minispec drill --topics")[1].partition("`")[0]
-    assert f"Numbers: 0 of {sum(isinstance(item, Figure) for item in made.items)} right" in page
-    assert "> I measured it." in debrief(made) and "> I measured it." not in page
-    best = held(level="L4")
-    assert "Recommendation: hire at L4. The round reads as L6." in debrief(best) and "needed" not in debrief(best)
-    sunk = held(groups=(*LEVELS, SINKS))
-    [first, *_] = [line for line in debrief(sunk).split("## Gaps\n")[1].splitlines() if line.startswith("- ")]
-    assert any(tell in first for talk in sunk.all(Said) for tell in talk.item.question.sinks)
-    assert "Nothing was marked" in debrief(Interview(BANK))
-    assert [line.split()[1:6] for line in trend()] == [
-        [made.begun.date().isoformat(), level, "concept", "reached", reached]
-        for made, level, reached in ((made, "L5", "L4"), (best, "L4", "L6"), (sunk, "L5", "-"))
-    ]
+    assert "I measured it." in debrief(made) and "I measured it." not in page
+    best, sunk = held(level="L4"), held(groups=(*LEVELS, SINKS))
+    gaps = debrief(sunk).split("## Gaps\n")[1]
+    assert any(tell in gaps for talk in sunk.all(Said) for tell in talk.item.question.sinks)
+    assert [made.reached, best.reached, sunk.reached] == [1, 3, 0] and len(trend()) == 3
+    assert debrief(Interview(BANK))  # of nothing at all
+
+
+# ---- the record -----------------------------------------------------------------------------------------------------
 
 
 def state(made: Interview) -> dict:
@@ -196,8 +181,7 @@ def test_a_question_that_leaves_the_bank_leaves_the_round():
     made = held()
     gone = made.items[0].key
     again = Interview.resume(made.file, {id: question for id, question in BANK.items() if id != gone})
-    assert len(again.items) == len(made.items) - 1 and len(again.results) == len(made.results) - 1
-    assert again.results == made.results[1:] and debrief(again)
+    assert len(again.items) == len(made.items) - 1 and again.results == made.results[1:] and debrief(again)
     again.keep()  # with the answers to the question that is gone: it may come back
     assert len(Interview.resume(made.file, BANK).results) == len(made.results)
     kept = json.loads(made.file.read_text())
@@ -209,86 +193,69 @@ def test_a_question_that_leaves_the_bank_leaves_the_round():
         assert [file for file, _ in records()] == [made.file] and len(trend()) == 1
 
 
-def test_random_input_never_ends_in_an_error(no_code):
+@pytest.mark.parametrize("format", ROUNDS)
+def test_a_round_ends_whatever_is_typed(format, folder, no_code):
+    made = Interview(BANK, "L6", format, 5, Schedule(None))
+    assert hold(made, "", *["1", ""] * 60).code == 0 and len(made.results) == len(made.items)
+    assert {file.name for file in folder.iterdir()} == {"mock-1.json", "mock-1.md"}
     dice = random.Random(0)
     pieces = [*"s ? 1=1 1= 1-3 99 17 -1 é\udcff 0x1 1e999 ?2".split(), "", "? x", "3~2 4!1", "a" * 200]
-    for seed in range(30):
-        made = Interview(BANK, dice.choice(LEVELS), dice.choice(list(ROUNDS)), seed, Schedule(None))
-        script = hold(made, *(dice.choice(pieces) for _ in range(dice.randrange(80))), dice.choice(["q", EOFError()]))
-        assert script.code == 0 and max(map(len, script.lines)) <= 80
+    for seed in range(8):
+        made = Interview(BANK, dice.choice(LEVELS), format, seed, Schedule(None))
+        typed = [dice.choice(pieces) for _ in range(dice.randrange(80))]
+        assert hold(made, *typed, dice.choice(["q", EOFError()])).code == 0
         if made.file:
             assert state(Interview.resume(made.file, BANK))["items"] == made.record()["items"]
 
 
-def test_a_partner_has_the_sheet_and_marks_what_the_candidate_said(folder):
+# ---- a partner, a judge, code ---------------------------------------------------------------------------------------
+
+
+def test_a_partner_has_the_sheet_and_marks_what_the_candidate_said():
     made = Interview(BANK, "L6", "design", 4, Schedule(None))
-    text = sheet(made)
     for item in made.items:
-        for part in (*item.facts, *(box.text for box in item.rubric)):
-            assert part in text
-    assert "--seed 4" in text
+        assert all(part in sheet(made) for part in (*item.facts, *(box.text for box in item.rubric)))
     turns = sum(len(item.asks) for item in made.items)
     hold(made, "", *["I said so. And so.", ""] * turns, "q")  # q: the marks are the partner's
     assert not made.all(Said)
-    partner = Interview(BANK, "L6", "design", 4, Schedule(None))
     script = Script("", "1=2 2!1", "", "", "")
-    assert play(interviewer(script, partner), script) == 0
+    assert play(interviewer(script, Interview(BANK, "L6", "design", 4, Schedule(None))), script) == 0
     [(_, kept)] = records()
-    assert kept["marked_by"] == "a partner" and kept["finished"] and "And so." in script.words
+    assert kept["marked_by"] == "a partner" and kept["finished"]
     assert kept["items"][0]["marks"][made.items[0].rubric[0].text] == ["said", "And so."]
-    alone = Interview(BANK, "L4", "concept", 9, Schedule(None))  # the candidate sat at another machine
-    script = Script("", "1=she said that it waits", *[""] * 9)
-    assert play(interviewer(script, alone), script) == 0 and "she said that it waits" in script.words
-    assert len(alone.all(Said)) == 3 and alone.marked_by == "a partner"
 
 
 def test_the_commands(run, monkeypatch, tmp_path):
-    for name, wanted in (("sheet.md", "- 1. ☐ said"), ("sheet.html", "<h2>")):
-        code, out, err = run("mock", "--interviewer", "--seed", "3", "--out", tmp_path / name)
-        assert (code, err) == (0, "") and wanted in (tmp_path / name).read_text(encoding="utf-8") and name in out
-    out = tmp_path / "mine.md"
+    assert run("mock", "--interviewer", "--seed", "3", "--out", tmp_path / "sheet.html")[0] == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("\nnotes\n\n\n\nq\n"))
-    code, _, err = run("mock", "--format", "experience", "--level", "L4", "--seed", "3", "--out", out)
-    assert (code, err) == (0, "") and "# Mock interview: L4 experience round" in out.read_text(encoding="utf-8")
+    out = tmp_path / "mine.md"
+    assert run("mock", "--format", "experience", "--level", "L4", "--seed", "3", "--out", out)[0] == 0
+    assert "notes" in out.read_text(encoding="utf-8")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" * 20))
-    code, said_so, err = run("mock", "--resume")
-    assert (code, err) == (0, "") and "L4 experience" in said_so and records()[0][1]["finished"]
-    monkeypatch.setattr("minispec_tools.cli.course.ROOT", tmp_path)
-    code, said_so, _ = run("progress")
-    assert code == 0 and trend()[0] in said_so
+    assert run("mock", "--resume")[0] == 0 and records()[0][1]["finished"]
     for wrong in (["--resume"], ["--judge", "http://localhost:1/v1"], ["--out", tmp_path]):
-        code, _, err = run("mock", *wrong)  # said before, and not after 45 minutes
-        assert code == 2 and err.count("\n") == 1
+        assert run("mock", *wrong)[0] == 2  # said before, and not after 45 minutes
 
 
-@contextmanager
-def server(answer):
-    """An OpenAI-compatible server that says what `answer(body, headers)` returns; a number is a status."""
+def judged_by(monkeypatch, answer, *replies: str) -> tuple[Interview, list]:
+    """A round whose marks a model proposes: `answer` says what it returns, or raises; and the requests it got."""
+    seen = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told = answer(body, self.headers)
-            self.send_response(told if isinstance(told, int) else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"choices": [{"message": {"content": told}}]}).encode())
+    def urlopen(request, timeout):
+        seen.append(request)
+        told = answer(json.loads(request.data))
+        return io.StringIO(json.dumps({"choices": [{"message": {"content": told}}]}))
 
-        def log_message(self, *_):
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_port}/v1"
-    finally:
-        listening.shutdown()
-        listening.server_close()
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
+    made.judge = Judge("http://127.0.0.1:9/v1", "grader")
+    hold(made, "", *["It waits. I measure.", ""] * len(made.items[0].asks), "q", *replies, "", "q")
+    return made, seen
 
 
 def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
-    rubric = made.items[0].rubric
+    rubric = Interview(BANK, "L5", "experience", 3, Schedule(None)).items[0].rubric
     replies = [
         {"verdict": "said", "quote": "It  waits."},
         {"verdict": "said", "quote": "It never waits."},  # nobody said that
@@ -299,47 +266,44 @@ def test_a_judge_may_quote_only_what_was_said_and_is_overruled(monkeypatch):
         {"verdict": "half", "quote": "waits. I measure."},
         {"verdict": "wrong", "quote": "It runs."},  # nor that: it costs nobody a level
     ]
-    seen = []
 
-    def answer(body, headers):
-        seen.append((body, headers["Authorization"]))
+    def answer(body):
         [i] = [i for i, box in enumerate(rubric) if box.text in body["messages"][0]["content"]]
         return json.dumps(replies[i]) if i < len(replies) else ["no JSON", "[]", '"x"', "{}"][i % 4]
 
-    with server(answer) as url:
-        made.judge = Judge(url, "grader")
-        script = hold(made, "", *["It waits. I measure.", ""] * len(made.items[0].asks), "q", "3=2 4-", "", "q")
-    assert len(seen) == len(rubric) and {key for _, key in seen} == {"Bearer secret"}
-    schema = seen[0][0]["response_format"]["json_schema"]["schema"]
+    made, seen = judged_by(monkeypatch, answer, "3=2 4-")
+    assert len(seen) == len(rubric) and {one.get_header("Authorization") for one in seen} == {"Bearer secret"}
+    schema = json.loads(seen[0].data)["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["quote"]["enum"] == ["", "It waits.", "I measure."]
-    assert schema["properties"]["verdict"]["enum"] == list(VERDICTS) and seen[0][0]["model"] == "grader"
+    assert schema["properties"]["verdict"]["enum"] == list(VERDICTS)
     kept = {i: (m.verdict, m.quote) for i, m in made.all(Said)[0].marks.items() if m.verdict != "missed"}
     assert kept == {0: ("said", "It waits."), 2: ("said", "I measure."), 6: ("half", "waits. I measure.")}
-    assert "1 said: It waits." in script.words
 
 
-def test_a_judge_that_fails_leaves_the_marks_to_the_candidate():
-    yes = json.dumps({"verdict": "said", "quote": "It waits."})  # to every point, and to every mistake
-    for reply, said_why in ((500, "500"), (401, "401"), (None, "refused"), (yes, "every mistake")):
-        with server(lambda body, headers, reply=reply: reply) as url:
-            made = Interview(BANK, "L5", "experience", 3, Schedule(None))
-            made.judge = Judge(url if reply else "http://127.0.0.1:9/v1", "grader")
-            script = hold(made, "", *["It waits.", ""] * len(made.items[0].asks), "q", "1=1", "", "q")
-        assert "no marks from the judge" in script.words and said_why in script.words
+def test_a_judge_that_fails_leaves_the_marks_to_the_candidate(monkeypatch):
+    def refuses(body):
+        raise OSError("refused")
+
+    def agrees_with_everything(body):  # with every point, and with every mistake
+        return json.dumps({"verdict": "said", "quote": "It waits."})
+
+    for answer in (refuses, agrees_with_everything):
+        made, _ = judged_by(monkeypatch, answer, "1=1")
         assert made.all(Said)[0].marks == {0: Mark("said", "It waits.")}
-    with pytest.raises(ValueError, match="model=NAME"):
-        begin(BANK, judge="http://127.0.0.1:9/v1")
 
 
 @pytest.mark.slow
-def test_code_is_checked_from_the_notebook(tmp_path):
+def test_code_is_checked_from_the_notebook_and_counts_only_when_it_is_right(tmp_path):
     code = Code("17.kv_size", folder=tmp_path)
-    assert "mock-1.ipynb" in code.task and code.file.exists()
+    assert code.task and code.file.exists()  # the task writes the notebook
     code.check()
-    assert code.outcome == "not attempted"
+    assert code.outcome == "not attempted" and code.reached({0: Mark(), 1: Mark()}) == 0  # whatever one says about it
     code.file.unlink()
     code.check()
-    assert code.outcome == "wrong"  # gone, and said so
+    assert code.outcome == "wrong"
+    code.outcome = "right"
+    assert [code.reached({i: Mark() for i in range(n)}) for n in range(3)] == [1, 2, 3]
+    assert code.reached({0: Mark(), 1: Mark("wrong")}) == 1
 
 
 def test_a_function_is_checked_until_it_is_right(monkeypatch):
@@ -347,28 +311,24 @@ def test_a_function_is_checked_until_it_is_right(monkeypatch):
     monkeypatch.setattr(Code, "task", "Please write this function.")
     monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", next(outcomes)) or "a diagnosis")
     made = Interview(BANK, "L5", "coding", 1, Schedule(None))
-    script = hold(made, "", "", "", "one", "", "two", "", "q", "1=1", "", "q")
+    hold(made, "", "", "", "one", "", "two", "", "q", "1=1", "", "q")
     [result] = made.all(Said)
-    assert result.level == "L5" and result.texts == ("one", "two") and "a diagnosis" in script.words
-    assert made.items[0].exercise in debrief(made) and Interview.resume(made.file, BANK).items[0].outcome == "right"
+    assert result.level == "L5" and result.texts == ("one", "two")
+    assert Interview.resume(made.file, BANK).items[0].outcome == "right"
 
 
 def test_in_a_notebook_a_round_is_the_same_dialogue(folder):
     sitting = interview.mock(level="L4", format="experience", seed=3)
     made = sitting.session
-    assert "45 minutes" in sitting._text.value and not made.running and not folder.exists()
+    assert not made.running and not folder.exists()
     sitting.reply("")
     assert sitting._clock.running and sitting._clock.minutes == 45
     for _ in made.items[0].asks:
         sitting._field.enter({"entered": "my <words>. More."})
     sitting._buttons[-1].click()  # end: on to the marks
-    shown = sitting._text.value.replace("&#x27;", "'").replace("&quot;", '"')
-    assert not made.running and "my &lt;words&gt;." in shown and made.items[0].rubric[0].text in shown
+    assert not made.running and "my &lt;words&gt;." in sitting._text.value
     sitting.reply("1=1")
     sitting.reply("q")
-    assert "<h1>" in sitting._text.value and "mock-1.md" in sitting._text.value and sitting._field.disabled
-    assert "my <words>. More." in (folder / "mock-1.md").read_text(encoding="utf-8")
+    assert sitting._field.disabled and "my <words>. More." in (folder / "mock-1.md").read_text(encoding="utf-8")
     again = interview.mock(resume=True)
     assert again.session.texts == made.texts and again.session.marks == made.marks != {}
-    with pytest.raises(ValueError, match="give one of"):
-        interview.mock(format="loop")
