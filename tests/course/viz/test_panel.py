@@ -23,11 +23,7 @@ def test_picture_and_words_follow_the_controls():
     assert panel.values == {"k": 2, "on": False} and panel.picture == "<b>2 False</b>" and panel.words == "k < 2"
     panel.controls["k"].value = 7
     panel.controls["on"].value = True
-<<<<<<< HEAD
-    assert panel.view.html == "<b>True</b>" and panel.view.words == "it is < True"
-=======
     assert panel.picture == panel.view.html == "<b>7 True</b>" and panel.view.words == "k < 7"
->>>>>>> t-course
 
 
 def test_a_panel_is_busy_while_it_draws_and_not_after_an_error():
