@@ -97,7 +97,7 @@ def test_fields_that_ask_for_nothing_change_nothing(client):
 @pytest.mark.parametrize("chat", [False, True])
 def test_an_answer_has_all_that_clients_look_at(client, chat):
     """And a conversation goes on with it."""
-    for more in ({}, {"messages": [*TURNS]} if chat else {"prompt": LONG}):
+    for more in ({}, {"messages": TURNS} if chat else {"prompt": LONG}):
         answer, ids = complete(client, chat, max_tokens=5, **more), "chatcmpl-" if chat else "cmpl-"
         [choice], used = answer.choices, answer.usage
         prompt = more.get("messages", MESSAGES) if chat else more.get("prompt", PROMPT)
@@ -152,6 +152,15 @@ def test_every_part_of_a_stream_counts_its_tokens(client, chat, prompt):
         assert part.usage.total_tokens == part.usage.prompt_tokens + seen
         assert (part.id, part.model, part.created) == (first.id, "micro", first.created)
     assert seen == end.usage.completion_tokens == 12 and end.choices == []
+
+
+PENALTIES = dict(presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.2)
+
+
+def test_penalties_and_logit_bias_do_what_they_do_in_generate(client):
+    banned = expected(PROMPT, 12).tokens[0]
+    right = ms.generate(target(), PROMPT, 12, **PENALTIES, logit_bias={banned: -100.0})
+    assert both_ways(client, **PENALTIES, logit_bias={str(banned): -100})[0]["text"] == right.text
 
 
 def test_response_formats(client):
