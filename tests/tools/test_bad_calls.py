@@ -20,7 +20,7 @@ LONG = "n" * 300
 DIGITS = "12345678901234567890123"  # 23 of them
 BYTES = "Once \udcff upon"  # how a shell's bytes arrive that are no UTF-8
 
-# A call, and what its message has to name. {tiny}, {file}, … are made by `world`.
+# A call, and what its message has to name. {tiny}, {file}, … are made by `files`.
 NUMBERS = [
     ("demo --tokens 0", "--tokens='0'"),
     ("demo --temperature -1", "--temperature='-1'"),
@@ -72,11 +72,8 @@ PATHS = [
     ("demo --json {folder}", "is a folder"),
     ("measure --json nowhere/r.json", "make it first"),
 ]
-MODELS = [  # {x} is a copy of a tiny model with something wrong
+MODELS = [  # tests/load/ has more that is wrong with a folder
     ("demo --model {folder}", "config.json"),
-    ("demo --model {config_cut}", "config.json"),
-    ("demo --model {config_other}", "gpt2"),
-    ("demo --model {tokenizer_none}", "no tokenizer"),
     ("demo --model {weights_cut}", "damaged"),
     ("demo --model {tiny} --draft {weights_cut}", "damaged"),
     ("demo --chat --model {template_raises}", "no, thank you"),
@@ -88,9 +85,9 @@ MODELS = [  # {x} is a copy of a tiny model with something wrong
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory, tiny_folder) -> dict[str, Path]:
+def files(tmp_path_factory, tiny_folder) -> dict[str, Path]:
     """Files and folders by the names that the calls give them."""
-    home = tmp_path_factory.mktemp("world")
+    home = tmp_path_factory.mktemp("files")
     names = "file no_notebook odd_roles odd_exercise folder submissions broken_zip".split()
     paths = {name: home / name for name in names} | {"tiny": tiny_folder}
 
@@ -113,21 +110,16 @@ def world(tmp_path_factory, tiny_folder) -> dict[str, Path]:
     data[46] ^= 255
     paths["broken_zip"].write_bytes(data)
 
-    config = json.loads((tiny_folder / "config.json").read_text()) | {"model_type": "gpt2"}
     template = {"chat_template": "{{ raise_exception('no, thank you') }}"}
     weights = (tiny_folder / "model.safetensors").read_bytes()
     for name, file, content in (
-        ("config_cut", "config.json", b'{"model_type": "lla'),
-        ("config_other", "config.json", json.dumps(config).encode()),
-        ("tokenizer_none", "tokenizer.json", None),
         ("weights_cut", "model.safetensors", weights[:-100]),
         ("template_raises", "tokenizer_config.json", json.dumps(template).encode()),
     ):
         paths[name] = home / name
         shutil.copytree(tiny_folder, paths[name])
-        (paths[name] / file).unlink(missing_ok=True)
-        if content is not None:
-            (paths[name] / file).write_bytes(content)
+        (paths[name] / file).unlink()
+        (paths[name] / file).write_bytes(content)
     return paths
 
 
@@ -139,15 +131,15 @@ def listing(*folders: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("call", "named"), NUMBERS + NAMES + PATHS + MODELS, ids=lambda text: text[:60])
-def test_a_call_that_cannot_work_is_refused_in_a_sentence(run, world, tmp_path, monkeypatch, call, named):
+def test_a_call_that_cannot_work_is_refused_in_a_sentence(run, files, tmp_path, monkeypatch, call, named):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MINISPEC_PROGRESS", "off")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.delenv("MINISPEC_DEBUG", raising=False)
-    watched = [tmp_path, world["tiny"], world["folder"].parent, builder.ROOT / "exercises"]
+    watched = [tmp_path, files["tiny"], files["folder"].parent, builder.ROOT / "exercises"]
     before = listing(*watched)
-    code, _, err = run(*shlex.split(call.format(**world)))
+    code, _, err = run(*shlex.split(call.format(**files)))
     assert code == 2, err
     assert err.startswith("minispec: ") and err.endswith("\n") and err.count("\n") == 1, err
     assert "Traceback" not in err and named in err
