@@ -11,7 +11,7 @@ SMALL = "--shape toy --requests 5 --prompt-lengths 3 30 --output-lengths 2 12 --
 
 
 @pytest.fixture
-def told(bench):
+def result_of(bench):
     """The result of a command whose output is made from what it stored, and from nothing else."""
 
     def call(words: str) -> dict:
@@ -25,6 +25,14 @@ def told(bench):
     return call
 
 
+@pytest.fixture
+def files(tiny_folder, draft_folder, tmp_path) -> dict:
+    """What the names in braces stand for."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "The fox", "category": "tales"}\n{"turns": ["Why?", "And?"], "category": "asked"}\n')
+    return {"model": f"--model {tiny_folder}", "draft": f"--draft {draft_folder}", "prompts": f"--prompts {prompts}"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
@@ -34,18 +42,20 @@ def told(bench):
         "speculate --shape toy --context 20 --repeat 1 --tokens 4 --k 2 --cycles 6 --texts 2 --peers",
         "limit --models toy --context 8 --repeat 1 --device cpu --k 2",
         "memory --requests 12 --lengths 20 80 --blocks 64",
+        "batching {model} {draft} {prompts} --requests 5 --tokens 12 --repeat 1 --batch 2 --drafter ngram",
+        pytest.param("cpu {model} --context 20 --repeat 1", marks=pytest.mark.nightly),
         pytest.param("slower --steps 2 --repeat 1", marks=pytest.mark.nightly),
     ],
     ids=lambda words: words.split()[0],
 )
-def test_a_benchmark_runs_and_shows_what_it_stores(told, words):
-    told(words)
+def test_a_benchmark_runs_and_shows_what_it_stores(result_of, files, words):
+    result_of(words.format(**files))
 
 
 @pytest.mark.slow
-def test_batch(told):
+def test_batch(result_of):
     """The engines emit the same tokens, and drafts save steps."""
-    result = told(f"batch {SMALL} --tokens 16 --k 3 --repeat 2")
+    result = result_of(f"batch {SMALL} --tokens 16 --k 3 --repeat 2")
     served, speculation = result["serving"], result["speculation"]
     plain, drafting = served["results"][batch.PLAIN], served["results"][batch.DRAFTING]
     for row in (plain, drafting):
@@ -60,8 +70,8 @@ def test_batch(told):
     assert set(speculation["crossover"]) == {"measured", "predicted", "roofline"}
 
 
-def test_attention(told):
-    result = told("attention --cases 2x20 --new-tokens 1 5 --heads 4 2 8 --repeat 1 --device cpu")
+def test_attention(result_of):
+    result = result_of("attention --cases 2x20 --new-tokens 1 5 --heads 4 2 8 --repeat 1 --device cpu")
     assert [case["tokens"] for case in result["cases"]] == [1, 5]
     for case in result["cases"]:
         assert case["results"].keys() == {"torch", "contiguous", "paged"}
@@ -70,19 +80,11 @@ def test_attention(told):
         assert all(row["error"] < 1e-5 for row in case["results"].values())
 
 
-@pytest.mark.nightly
-def test_cpu(told, tiny_folder):
-    result = told(f"cpu --model {tiny_folder} --context 20 --repeat 1")
-    assert [setting["busy"] for setting in result["settings"]] == [False, True]  # tests have one thread
-
-
 @pytest.mark.slow
-def test_drafters(told, bench, tiny_folder, draft_folder, tmp_path):
+def test_drafters(result_of, bench, files):
     """All emit what plain decoding does; those that are not available are left out, unless asked for by name."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "The fox", "category": "tales"}\n{"turns": ["Why?", "And?"], "category": "asked"}\n')
-    options = f"drafters --model {tiny_folder} --prompts {prompts} --tokens 8 --repeat 1"
-    result = told(f"{options} --draft {draft_folder}")
+    options = "drafters {model} {prompts} --tokens 8 --repeat 1".format(**files)
+    result = result_of(f"{options} {files['draft']}")
     assert result["prompts"] == {"tales": 1, "asked": 1}
     assert list(result["skipped"]) == "medusa eagle dflash dflash2 dspark mtp".split()  # there are no heads for it
     for table in result["results"].values():
@@ -94,17 +96,17 @@ def test_drafters(told, bench, tiny_folder, draft_folder, tmp_path):
 
 
 @pytest.mark.nightly
-def test_acceptance(told, bench, tiny_folder, draft_folder, tmp_path):
+def test_acceptance(result_of, bench, tiny_folder, draft_folder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     texts = {"writing": "The fox", "math_reasoning": "Why?", "coding": "One day", "qa": "fox " * 600}
     prompts.write_text("\n".join(f'{{"category": "{kind}", "turns": ["{text}"]}}' for kind, text in texts.items()))
     options = f"acceptance --model {tiny_folder} --draft {draft_folder} --prompts {prompts} --tokens 8"
-    result = told(f"{options} --k 3 --drafters model suffix ngram ngram:6")
+    result = result_of(f"{options} --k 3 --drafters model suffix ngram ngram:6")
     assert [row["k"] for row in result["drafters"].values()] == [3, 3, 3, 6]
     assert result["prompts"] == {"mt-bench": 2, "math reasoning": 1} and result["too_long"]["qa"] == 1
     assert result["prompts_from"] == "prompts.jsonl" and result["skipped"] == {}
     assert all(row["overall"]["differing"] == 0 for row in result["results"].values())
-    result = told(f"{options} --k 3 --drafters model ngram --lengths 30 60 --long 40 --per-length 2")
+    result = result_of(f"{options} --k 3 --drafters model ngram --lengths 30 60 --long 40 --per-length 2")
     assert [[*of] for of in result["lengths"].values()] == [["30", "60"]] * 2
     for by_length in result["lengths"].values():
         assert all(row["prompts"] == 2 and not row["differing"] for of in by_length.values() for row in of.values())
@@ -115,22 +117,13 @@ def test_acceptance(told, bench, tiny_folder, draft_folder, tmp_path):
 
 
 @pytest.mark.nightly
-def test_ahead(told):
-    result = told("ahead --shape toy --context 20 --tokens 24 --repeat 1 --k 2 --outcomes 6")
+def test_ahead(result_of):
+    result = result_of("ahead --shape toy --context 20 --tokens 24 --repeat 1 --k 2 --outcomes 6")
     [rows] = result["results"].values()
     assert [*rows] == ["one launch", "in turn", "prepared beside, 6", "prepared after, 6"]
     assert all(row["same_tokens"] for row in rows.values())
     assert rows["in turn"]["hit_rate"]["median"] == 0 < rows["prepared beside, 6"]["hit_rate"]["median"] <= 1
     assert rows["prepared beside, 6"]["tokens_per_cycle"] == rows["in turn"]["tokens_per_cycle"]
-
-
-@pytest.mark.slow
-def test_batching(told, tiny_folder, draft_folder, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "The fox"}\n{"prompt": "Why?"}\n')
-    models = f"--model {tiny_folder} --draft {draft_folder} --prompts {prompts}"
-    result = told(f"batching {models} --requests 5 --tokens 12 --repeat 1 --batch 2 --drafter ngram")
-    assert result["drafter"] == "NGram" and list(result["results"]) == ["padded", "static", "continuous", "speculative"]
 
 
 BAD = """

@@ -40,10 +40,10 @@ def test_the_summary_of_scripted_rounds():
         Cycle([1, 2], None, [1, 1], [1, 1], [0, 1], 3, True, 3, 1),
         Cycle([4, 5], None, [1, 1], [1, 1], [0], 6, False, 2, 4),
     ]
-    text = [1, 2, 3, 4, 6]
+    tokens = [1, 2, 3, 4, 6]
     rounds = {
-        "plain": [[out_of(text, None, 0.05)], [out_of(text, None, 0.1)]],
-        "scripted": [[out_of(text, cycles, 0.025)], [out_of(list(text), cycles, 0.05)]],
+        "plain": [[out_of(tokens, None, 0.05)], [out_of(tokens, None, 0.1)]],
+        "scripted": [[out_of(tokens, cycles, 0.025)], [out_of(list(tokens), cycles, 0.05)]],
     }
     plain, own = drafting.summarise(rounds).values()
     assert (plain["tokens"], plain["passes"], plain["tokens_per_pass"], plain["acceptance"]) == (5, 5, 1.0, None)
@@ -151,19 +151,19 @@ def test_a_cycles_speedup_measured_and_predicted():
 @pytest.mark.slow
 def test_in_a_full_batch_all_sequences_emit_and_all_draft(pair):
     target, draft = pair
-    prompts, texts = [pairs.prompt_of(TOY, 20, row) for row in range(3)], []
+    prompts, outputs = [pairs.prompt_of(TOY, 20, row) for row in range(3)], []
     options = dict(num_blocks=batch.blocks_for([(p, 18) for p in prompts], 3, spare=4), max_num_seqs=3)
     deep = Engine(target, D.Model(draft), k=4, draft_budget=12, max_num_batched_tokens=48, **options)
     for k, engine in ((0, Engine(target, max_num_batched_tokens=48, **options)), (4, deep)) * 2:
-        steps, text, trace = batch.full_batch(engine, prompts, 18, k)
+        steps, tokens, trace = batch.full_batch(engine, prompts, 18, k)
         assert all(step.drafted == 3 * k and step.read == 3 * (k + 1) for step in steps)
-        texts.append(text)
+        outputs.append(tokens)
         if k == 0:  # all begin at once: the prompts' pass emits one token, and one more step is left out
             assert len(steps) == 16 and not trace.cycles
         else:
             assert 1 <= len(steps) < 8 and trace.acceptance_rate > 0
-    assert texts == [[ms.generate(target, prompt, 18).tokens for prompt in prompts]] * 4
-    # What the filter is for: were drafts cut short, the speed-up would be another one.
+    assert outputs == [[ms.generate(target, prompt, 18).tokens for prompt in prompts]] * 4
+    # What the filter is for: drafts that were cut short would change the speed-up.
     assert not batch.full_batch(Engine(target, D.Model(draft), k=4, draft_budget=6), prompts, 18, 4)[0]
 
 
