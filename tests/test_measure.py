@@ -18,7 +18,7 @@ CONFIG = Config(50, 24, 40, 2, 6, 2, 4, 96)
 
 
 class Clock:
-    """Stands still until somebody spends time."""
+    """Stands still until `spend` is called."""
 
     def __init__(self):
         self.now = 0.0

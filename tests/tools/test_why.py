@@ -55,6 +55,7 @@ def test_the_fault_of_each_set_up_of_lesson_07_is_named_first(fault, names, run,
     assert found["alpha"] == pytest.approx(case.alpha) and found["length"] == pytest.approx(case.tokens_per_pass)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_healthy_run_names_no_suspect(seed, tmp_path):
     """Ten runs with other prompts, seeds and draft lengths: as a whole, and cycle by cycle."""

@@ -156,21 +156,21 @@ def test_rows_are_held_out_by_prompt():
 
 
 def test_streams_kept_in_8_bits(target, corpus):
-    """One byte a number and a scale a token; what heads read, the direction, is off by 1/16 of each number at most."""
+    """One byte per number and a scale per token: each number is off by 1/16 of itself at most."""
     whole, small = (Lessons(target.transformer, corpus, (0, 1, 2), keep_bits=bits) for bits in (16, 8))
     for tokens, _, kept in small.buckets:
         for store in (kept.hidden[0], kept.hidden[1]):
             assert isinstance(store, Float8) and store.scale.shape == (*tokens.shape, 1)
             assert store.bytes.untyped_storage().nbytes() == tokens.numel() * 32
         assert kept.states is None and kept.hidden[2].dtype == target.dtype  # the last stream is the target's p
-    exact, read = (lessons.batch(0, 0, 2000) for lessons in (whole, small))
+    exact, rounded = (lessons.batch(0, 0, 2000) for lessons in (whole, small))
     for layers in (0, 1):
-        x, y = exact.answers.hidden[layers], read.answers.hidden[layers]
+        x, y = exact.answers.hidden[layers], rounded.answers.hidden[layers]
         assert y.dtype == x.dtype and not torch.equal(x, y)
         assert ((x - y).abs() <= x.abs() / 16 + x.abs().amax(-1, keepdim=True) / 448 * 2**-10).all()
         assert ((x - y).norm(dim=-1) <= 0.04 * x.norm(dim=-1)).all()
-    assert torch.equal(exact.answers.hidden[2], read.answers.hidden[2])
-    assert torch.equal(exact.answers.states, read.answers.states) and torch.equal(exact.tokens, read.tokens)
+    assert torch.equal(exact.answers.hidden[2], rounded.answers.hidden[2])
+    assert torch.equal(exact.answers.states, rounded.answers.states) and torch.equal(exact.tokens, rounded.tokens)
     with pytest.raises(ValueError, match="keep_bits=4"):
         Lessons(target.transformer, corpus, keep_bits=4)
 
