@@ -20,7 +20,7 @@ from minispec_course.labs import slower
 from minispec_course.labs.load import recorded_servers
 from minispec_course.labs.pairs import STORIES
 from minispec_tools import why
-from minispec_tools.bench.slower import K
+from minispec_tools.bench.slower import K, set_up
 
 DATA = Path(__file__).parents[1] / "data" / "why"
 
@@ -55,6 +55,19 @@ def test_the_fault_of_each_set_up_of_lesson_07_is_named_first(fault, names, run,
     assert found["alpha"] == pytest.approx(case.alpha) and found["length"] == pytest.approx(case.tokens_per_pass)
 
 
+def diagnosed(trace: Trace) -> list[str]:
+    """By what was accepted, at the costs of lesson 07's valid run: a busy machine's clock says nothing here."""
+    sound, k = slower.cases()[slower.SOUND], max(len(cycle.drafted) for cycle in trace.cycles)
+    costs = dict(c=sound.c, v=1 + (sound.v - 1) * k / sound.k, batch=1)
+    return names(why.diagnose(k=k, length=trace.tokens_per_cycle, alpha=trace.acceptance_rate, **costs))
+
+
+def test_a_draft_of_another_target_is_named_in_a_run_of_now():
+    target, draft, k, _ = set_up("mismatched draft", ms.load("micro"), ms.load("micro-draft"))
+    out = ms.speculate(target, STORIES["stories"][0], ms.drafters.Model(draft), k=k, max_new_tokens=48, seed=0)
+    assert diagnosed(out.trace)[0] == "acceptance collapsed"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_healthy_run_names_no_suspect(seed, tmp_path):
@@ -62,10 +75,7 @@ def test_a_healthy_run_names_no_suspect(seed, tmp_path):
     drafter, stories = ms.drafters.Model(ms.load("micro-draft")), STORIES["stories"]
     how = dict(k=1 + seed % K, max_new_tokens=96, temperature=0.3, seed=seed)
     trace = ms.speculate(ms.load("micro"), stories[seed % len(stories)], drafter, **how).trace
-    sound, k = slower.cases()[slower.SOUND], max(len(cycle.drafted) for cycle in trace.cycles)
-    costs = dict(c=sound.c, v=1 + (sound.v - 1) * k / sound.k, batch=1)  # recorded: a busy machine's clock says nothing
-    accepted = dict(length=trace.tokens_per_cycle, alpha=trace.acceptance_rate)
-    assert names(why.diagnose(k=k, **accepted, **costs)) == []
+    assert diagnosed(trace) == []
     for cycle in trace.cycles:
         cycle.verify_seconds = 0.0  # which means that no times were taken
     (tmp_path / "trace.json").write_text(trace.to_json())

@@ -53,6 +53,7 @@ FIELDS = {  # values that neither of the two routes takes
     "user": (1,),
     "tools": ([{"type": "function"}],),
     "prompt_logprobs": (-1,),
+    "structured_outputs": ({"regex": "[.*"},),
     "": (1,),
     "x" * 10_000: (1,),
     "__class__": ("x",),
@@ -67,7 +68,7 @@ MESSAGES += [[USER | {"content": content}] for content in CONTENTS]
 MESSAGES += [[USER | {"role": role}] for role in ("tool", 1, ["user"], {})]
 MESSAGES += [[USER | {"tool_calls": [{}]}], [USER | {"content": "a b " * 1000}]]
 OF_CHATS = {"messages": MESSAGES, "max_tokens": (0,), "echo": (True,), "tool_choice": ("required",)}
-OF_CHATS |= {"top_logprobs": (1,), "prompt": ("a",)}
+OF_CHATS |= {"top_logprobs": (1, 21), "prompt": ("a",)}
 
 
 @pytest.fixture(scope="module")

@@ -134,6 +134,8 @@ def test_usage_in_a_stream_comes_where_it_was_asked_for(client, chat, at_the_end
     assert all(bool(part.usage) == (at_the_end and in_each_part) for part in parts[: None if at_the_end else -1])
     if at_the_end:
         assert end.usage.completion_tokens == 24 and end.usage.total_tokens == end.usage.prompt_tokens + 24
+        counts = [part.usage.completion_tokens for part in parts if part.usage]  # of both choices together
+        assert counts == sorted(set(counts))
 
 
 @pytest.mark.parametrize("chat, prompt", [*product([False, True], [PROMPT, LONG])])
