@@ -1,7 +1,6 @@
 """Facts about the timing code, with clocks and devices that the test controls. No test here asserts a real time."""
 
 import json
-import math
 import platform
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,14 @@ import torch
 from minispec import measure, theory
 from minispec.cpu import trials as others
 from minispec.load.model import Model
-from minispec.measure import Point, Rate, Report, Timing
+from minispec.measure import Rate, Timing
 from minispec.model import Config, Transformer
 
 CONFIG = Config(50, 24, 40, 2, 6, 2, 4, 96)
 
 
 class Clock:
-    """Stands still until somebody spends time."""
+    """Stands still until `spend` is called."""
 
     def __init__(self):
         self.now = 0.0
@@ -164,63 +163,6 @@ def test_verify_curve_times_m_tokens_on_top_of_the_same_context():
     assert cache.lengths.tolist() == [20]
     assert [(p.tokens, p.time.median, p.ratio) for p in curve] == [(1, 1.25, 1.0), (2, 1.5, 1.2), (5, 2.25, 1.8)]
     assert all(p.time.n == 3 for p in curve)
-
-
-# ---- the report ----
-
-
-def report(**changes) -> Report:
-    ratios = {1: 1.0, 2: 1.05, 4: 1.3, 5: 1.5, 8: 2.1, 64: 16.1}
-    curve = [Point(m, Timing(0.01 * r, 0.009 * r, 0.02 * r, 9), r) for m, r in ratios.items()]
-    machine = {"cpu": "A Processor With A Remarkably Long Name (R) CPU @ 2.10GHz and more", "cores": 64, "threads": 32}
-    machine |= {"memory_bytes": 2**35, "cache_bytes": 2**25, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 2**37}]}
-    machine |= {"system": "Linux x86_64", "python": "3.11.7", "torch": "2.13.0", "vector_units": "AVX2"}
-    machine |= {"bfloat16_units": False}
-    known = dict(machine=machine, model="tiny", parameters=135_000_000, weight_bytes=540_000_000)
-    known |= dict(device="cpu", dtype="float32", context=256, curve=curve, plain=Rate(25.0, 24.0, 26.0, 5))
-    known |= dict(bandwidth=Rate(2e10, 1.9e10, 2.1e10, 7), flops=Rate(1e11, 9e10, 1.1e11, 7))
-    return Report(**known | changes)
-
-
-def test_achieved_fraction_and_balance():
-    assert report().achieved == pytest.approx(540e6 * 25 / 2e10)
-    assert report().free_tokens == pytest.approx(5 * 4 / 2)  # 5 FLOP/byte, four bytes a weight, two FLOPs each
-    assert report(dtype="bfloat16").free_tokens == pytest.approx(5)
-
-
-def test_text_fits_a_terminal_and_shows_every_point():
-    gpu = dict(device="cuda:0", dtype="bfloat16", plain=Rate(812.4, 800.0, 999.9, 5))
-    hopeless = [Point(m, Timing(12.3 * m, 11.1 * m, 13.9 * m, 3), 1.5 * m if m > 1 else 1.0) for m in (1, 5, 64)]
-    long = dict(context=131_072, model="a-model-of-a-name-that-goes-on-and-on-1.7B-instruct")
-    for changes in ({}, gpu, long, dict(weight_bytes=1000), dict(curve=report().curve[:1]), dict(curve=hopeless)):
-        r = report(**changes)
-        lines = r.text().splitlines()
-        assert max(map(len, lines)) <= 80 and "\x1b" not in r.text()  # no colour codes
-        bars = {int(line.split()[0]): line for line in lines if line.endswith("█")}
-        assert list(bars) == [p.tokens for p in r.curve]
-        drawn = [bars[p.tokens].count("█") for p in r.curve]
-        assert drawn == sorted(drawn) and min(drawn) >= 1
-        assert ("NVIDIA H200" in r.text()) == r.device.startswith("cuda")
-    assert "cannot pay" in report(curve=hopeless).text()
-    assert f"{theory.break_even(4, 0.0, 1.5):.2f}" in report().text()
-
-
-@pytest.mark.slow
-def test_measure_a_model_whole(monkeypatch):
-    """Everything for real, on a model so small that it takes no time; only the two slow probes are shortened."""
-    bandwidth, flops = measure.read_bandwidth, measure.flops
-    monkeypatch.setattr(measure, "read_bandwidth", lambda device, **o: bandwidth(device, size=2**20, **o))
-    monkeypatch.setattr(measure, "flops", lambda device, dtype, **o: flops(device, dtype, **o | dict(repeat=1)))
-    model = tiny()
-    model.name = "/somebody/at/home/tiny"
-    r = measure.measure(model, quick=True)
-    assert json.loads(r.to_json())["parameters"] == model.num_parameters
-    assert r.model == "tiny" and "/somebody" not in r.to_json()
-    assert r.parameters == model.num_parameters and r.weight_bytes == measure.weight_bytes(model)
-    assert [p.tokens for p in r.curve] == [m for m in measure.QUICK if m <= CONFIG.max_length // 2]
-    assert r.context + max(p.tokens for p in r.curve) <= CONFIG.max_length
-    assert r.curve[0].ratio == 1 and math.isfinite(r.achieved) and r.achieved > 0
-    assert max(map(len, r.text().splitlines())) <= 80
 
 
 # ---- a quiet machine ----

@@ -105,8 +105,8 @@ def test_the_command(run, tiny_folder, draft_folder):
     assert code == 0 and "\x1b" not in out
     assert shown.startswith("The fox" + re.sub(r"[\[\]{}]", "", expected.text).replace("\n", " ") + "  ")
     chat = ["--tokens", 8, "--temperature", 0, "--chat", "--k", "auto", "--prompt", "Why?"]
-    told = run("demo", "--model", tiny_folder, *chat)[1]
+    shown = run("demo", "--model", tiny_folder, *chat)[1]
     text = ms.generate(ms.load(tiny_folder), [{"role": "user", "content": "Why?"}], 8).text
-    told, text = (re.sub(r"[\[\]{}]", "", each) for each in (told, text))
-    assert "drafts by NGram, k = auto" in told and told.split("\n\n")[2].split() == text.split()
+    shown, text = (re.sub(r"[\[\]{}]", "", each) for each in (shown, text))
+    assert "drafts by NGram, k = auto" in shown and shown.split("\n\n")[2].split() == text.split()
     assert run("demo", "--model", tiny_folder, "--k", 0)[0] == 2

@@ -9,10 +9,11 @@ from fakes import Given, continuation, scripted, whole_text, wrong_at
 import minispec as ms
 from minispec import theory
 from minispec.drafters import Draft
+from minispec.model import Config
 from minispec.serving.engine import Engine
 from minispec.trace import Cycle, Trace
 from minispec_course.labs import drafting, pairs
-from minispec_tools.bench import acceptance, batch, peers
+from minispec_tools.bench import acceptance, batch, peers, shapes, speculate
 
 D, TOY = ms.drafters, pairs.SHAPES["toy"]
 
@@ -39,10 +40,10 @@ def test_the_summary_of_scripted_rounds():
         Cycle([1, 2], None, [1, 1], [1, 1], [0, 1], 3, True, 3, 1),
         Cycle([4, 5], None, [1, 1], [1, 1], [0], 6, False, 2, 4),
     ]
-    text = [1, 2, 3, 4, 6]
+    tokens = [1, 2, 3, 4, 6]
     rounds = {
-        "plain": [[out_of(text, None, 0.05)], [out_of(text, None, 0.1)]],
-        "scripted": [[out_of(text, cycles, 0.025)], [out_of(list(text), cycles, 0.05)]],
+        "plain": [[out_of(tokens, None, 0.05)], [out_of(tokens, None, 0.1)]],
+        "scripted": [[out_of(tokens, cycles, 0.025)], [out_of(list(tokens), cycles, 0.05)]],
     }
     plain, own = drafting.summarise(rounds).values()
     assert (plain["tokens"], plain["passes"], plain["tokens_per_pass"], plain["acceptance"]) == (5, 5, 1.0, None)
@@ -76,7 +77,7 @@ def test_a_draft_that_is_never_wrong_is_worth_k_plus_one_tokens():
 
 
 def test_a_drafter_that_changes_the_output_is_reported(tiny):
-    """It writes over the committed tokens of one prompt, which no verifier can notice."""
+    """It changes a committed token of one prompt, which no verifier can notice."""
 
     def meddle(context, k):
         if context.tokens[0] == 7 and len(context.tokens) == 4:
@@ -121,25 +122,48 @@ def test_the_pool_and_the_floor_by_hand():
     assert batch.floor_seconds(weak, 1000, 8.0, 2, work, 2) == pytest.approx(2 * 500 * (9 + 15) / 100)
 
 
+# ---------------------------------------------------------------- a pass, a cycle
+
+
+def test_the_floor_of_a_pass_is_weights_and_cache_over_the_bandwidth():
+    """2 layers, 2 heads of width 4 for keys and as many for values, in float32: 128 bytes per token of context."""
+    config = Config(50, 24, 40, 2, 6, 2, 4, 96)
+    result = {"dtype": "float32", "weight_bytes": 1000, "bandwidth": {"median": 100.0}}
+    assert shapes.floor_seconds(result, config, 20) == pytest.approx((1000 + 20 * 128) / 100)
+
+
+def test_a_cycles_speedup_measured_and_predicted():
+    """Two cycles emit 3 tokens and 1. A plain token takes 10 ms, a draft token 1, a verify pass 12 and a cycle 16."""
+    cycles = [
+        Cycle([1, 2], None, [1, 1], [1, 1], [0, 1], 3, True, 3, 1),
+        Cycle([4, 5], None, [1, 1], [1, 1], [], 6, False, 1, 4),
+    ]
+    names = speculate.PLAIN, speculate.DRAFT, speculate.VERIFY, speculate.CYCLE
+    seconds = {name: {"median": each / 1000} for name, each in zip(names, (10, 1, 12, 16), strict=True)}
+    found = speculate.summarise(seconds, Trace(cycles), 2)
+    assert (found["c"], found["v"]) == pytest.approx((0.1, 1.2))
+    assert (found["speedup"], found["predicted_speedup"]) == pytest.approx((2 * 10 / 16, 2 / 1.4))
+
+
 # ---------------------------------------------------------------- full batches
 
 
 @pytest.mark.slow
 def test_in_a_full_batch_all_sequences_emit_and_all_draft(pair):
     target, draft = pair
-    prompts, texts = [pairs.prompt_of(TOY, 20, row) for row in range(3)], []
+    prompts, outputs = [pairs.prompt_of(TOY, 20, row) for row in range(3)], []
     options = dict(num_blocks=batch.blocks_for([(p, 18) for p in prompts], 3, spare=4), max_num_seqs=3)
     deep = Engine(target, D.Model(draft), k=4, draft_budget=12, max_num_batched_tokens=48, **options)
     for k, engine in ((0, Engine(target, max_num_batched_tokens=48, **options)), (4, deep)) * 2:
-        steps, text, trace = batch.full_batch(engine, prompts, 18, k)
+        steps, tokens, trace = batch.full_batch(engine, prompts, 18, k)
         assert all(step.drafted == 3 * k and step.read == 3 * (k + 1) for step in steps)
-        texts.append(text)
+        outputs.append(tokens)
         if k == 0:  # all begin at once: the prompts' pass emits one token, and one more step is left out
             assert len(steps) == 16 and not trace.cycles
         else:
             assert 1 <= len(steps) < 8 and trace.acceptance_rate > 0
-    assert texts == [[ms.generate(target, prompt, 18).tokens for prompt in prompts]] * 4
-    # What the filter is for: were drafts cut short, the speed-up would be another one.
+    assert outputs == [[ms.generate(target, prompt, 18).tokens for prompt in prompts]] * 4
+    # What the filter is for: drafts that were cut short would change the speed-up.
     assert not batch.full_batch(Engine(target, D.Model(draft), k=4, draft_budget=6), prompts, 18, 4)[0]
 
 

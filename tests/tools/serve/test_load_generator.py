@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import mean, pstdev
 
 import pytest
-from server_checks import running
+from live_server import running
 
 from minispec_course.labs.load import Answer, arrivals, latencies, meets, summary
 from minispec_tools.cli import main

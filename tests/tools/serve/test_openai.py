@@ -1,19 +1,25 @@
-"""What clients of OpenAI's API send, through its own package: the behaviour that the server suites of vLLM and
-llama.cpp assert, told in tables. With a drafter and without, streamed and whole, an answer is that of `ms.generate`."""
+"""The server through OpenAI's own package: what the server suites of vLLM and llama.cpp assert, as tables. With a
+drafter and without, streamed and whole, an answer is that of `ms.generate`. What is refused: test_bad_requests.py."""
 
 import json
 from itertools import accumulate, product
 
 import pytest
 import torch
-from server_checks import ask, assert_error, expected, running, target, until
+from live_server import PROMPT, expected, running, target
 
 import minispec as ms
-from minispec_tools.serve import app
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
 pytestmark = pytest.mark.slow
-PROMPT, MESSAGES = "Once upon a time", [{"role": "user", "content": "Once upon"}]
+MESSAGES = [{"role": "user", "content": "Once upon"}]
+TURNS = [
+    {"role": "system", "content": "Tell stories."},
+    *MESSAGES,
+    {"role": "assistant", "content": " a time"},
+    *MESSAGES,
+]
+LONG = "One day she saw a bird. " * 50
 ENDS = {"logit_bias": {"0": 100}}  # the end token is by far the likeliest
 E_ACUTE = {"response_format": {"type": "json_object", "schema": {"const": "é🦊"}}}
 
@@ -69,32 +75,37 @@ def both_ways(client, chat: bool = False, **fields) -> list[dict]:
     return whole
 
 
-# ---- fields --------------------------------------------------------------------------------------------------------
+# ---- fields and the forms of answers ------------------------------------------------------------------------------
 
 IDLE = [dict(user="a"), dict(store=False), dict(metadata={"a": "b"}), dict(service_tier="auto"), dict(stop=[])]
 IDLE += [dict(stop_token_ids=[]), dict(n=1), dict(logit_bias={}), dict(response_format={"type": "text"}), dict(seed=1)]
 IDLE_CHAT = [dict(tools=[]), dict(tool_choice="none"), dict(parallel_tool_calls=False), dict(logprobs=False)]
 NEUTRAL = {"name": "y"}, {"extra": 0}, {"tool_calls": []}, {"content": [{"type": "text", "text": "Once upon"}]}
 IDLE_CHAT += [dict(messages=[MESSAGES[0] | more]) for more in NEUTRAL]
-REFUSED = [dict(tools=[{"type": "function"}]), dict(tool_choice="required"), dict(top_logprobs=1), dict(echo=True)]
-REFUSED += [dict(logprobs=True, top_logprobs=21), dict(stream_options={"include_usage": True}), dict(max_tokens=0)]
-REFUSED += [dict(response_format={"type": "json_object", "schema": 123}), dict(store=True), dict(seed=-(2**63) - 1)]
 
 
 def test_fields_that_ask_for_nothing_change_nothing(client):
-    for chat, fields in [(False, f) for f in IDLE] + [(True, f) for f in (*IDLE, *IDLE_CHAT)]:
-        answer = complete(client, chat, **fields)
-        said = answer.choices[0].message.content if chat else answer.choices[0].text
-        assert said == ms.generate(target(), MESSAGES if chat else PROMPT, 12).text, fields
+    right = ms.generate(target(), MESSAGES, 12).text
+    for fields in IDLE:
+        assert complete(client, **fields).choices[0].text == expected(PROMPT, 12).text, fields
+    for fields in (*IDLE, *IDLE_CHAT):
+        assert complete(client, chat=True, **fields).choices[0].message.content == right, fields
     developer, system = ([{"role": role, "content": "Tell stories."}, *MESSAGES] for role in ("developer", "system"))
     assert both_ways(client, True, messages=developer) == both_ways(client, True, messages=system)
 
 
-def test_what_would_change_the_answer_is_refused_in_words(served):
-    """Those of completions are in test_bad_requests.py."""
-    for fields in REFUSED:
-        body = {"model": "micro", "messages": MESSAGES} | fields
-        assert assert_error(served[0].post(body, "/v1/chat/completions"), 400)["param"] in (*fields, None), fields
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answer_has_all_that_clients_look_at(client, chat):
+    """And a conversation goes on with it."""
+    for more in ({}, {"messages": TURNS} if chat else {"prompt": LONG}):
+        answer, ids = complete(client, chat, max_tokens=5, **more), "chatcmpl-" if chat else "cmpl-"
+        [choice], used = answer.choices, answer.usage
+        prompt = more.get("messages", MESSAGES) if chat else more.get("prompt", PROMPT)
+        assert answer.id.startswith(ids) and answer.object == ("chat.completion" if chat else "text_completion")
+        assert (answer.model, choice.index, choice.finish_reason, choice.logprobs) == ("micro", 0, "length", None)
+        assert used.prompt_tokens == len(target().encode(prompt)) and used.completion_tokens == 5
+        assert used.total_tokens == used.prompt_tokens + 5 and answer.created > 0
+        assert not chat or (choice.message.role == "assistant" and choice.message.content)
 
 
 def test_parts_of_a_chat(client):
@@ -115,16 +126,43 @@ def test_models(client):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_usage_in_a_stream_comes_where_it_was_asked_for(client, chat):
-    for last, each in product((False, True), repeat=2):
-        options = {"include_usage": last, "continuous_usage_stats": each}
-        *chunks, end = complete(client, chat, stream=True, stream_options=options, n=2)
-        assert bool(end.usage) == (not end.choices) == last
-        assert all(bool(chunk.usage) == (last and each) for chunk in chunks[: None if last else -1])
-        if last:
-            assert end.usage.completion_tokens == 24 and end.usage.total_tokens == end.usage.prompt_tokens + 24
-            counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
-            assert counts == sorted(set(counts))
+@pytest.mark.parametrize("at_the_end, in_each_part", [*product((False, True), repeat=2)])
+def test_usage_in_a_stream_comes_where_it_was_asked_for(client, chat, at_the_end, in_each_part):
+    options = {"include_usage": at_the_end, "continuous_usage_stats": in_each_part}
+    *parts, end = complete(client, chat, stream=True, stream_options=options, n=2)
+    assert bool(end.usage) == (not end.choices) == at_the_end
+    assert all(bool(part.usage) == (at_the_end and in_each_part) for part in parts[: None if at_the_end else -1])
+    if at_the_end:
+        assert end.usage.completion_tokens == 24 and end.usage.total_tokens == end.usage.prompt_tokens + 24
+        counts = [part.usage.completion_tokens for part in parts if part.usage]  # of both choices together
+        assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("chat, prompt", [*product([False, True], [PROMPT, LONG])])
+def test_every_part_of_a_stream_counts_its_tokens(client, chat, prompt):
+    """What was listed so far is what usage says, also after a long prompt; the last part has text, too."""
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    asked |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *parts, end = complete(client, chat, True, logprobs=True if chat else 5, **asked)
+    seen, first = 0, parts[0]
+    for part in parts:
+        [choice] = part.choices
+        its = choice.logprobs.content if chat else choice.logprobs.tokens
+        seen += len(its)
+        assert its and (choice.delta.content if chat else choice.text)
+        assert part.usage.completion_tokens == seen and part.usage.prompt_tokens == end.usage.prompt_tokens > 0
+        assert part.usage.total_tokens == part.usage.prompt_tokens + seen
+        assert (part.id, part.model, part.created) == (first.id, "micro", first.created)
+    assert seen == end.usage.completion_tokens == 12 and end.choices == []
+
+
+PENALTIES = dict(presence_penalty=1.5, frequency_penalty=0.5, repetition_penalty=1.2)
+
+
+def test_penalties_and_logit_bias_do_what_they_do_in_generate(client):
+    banned = expected(PROMPT, 12).tokens[0]
+    right = ms.generate(target(), PROMPT, 12, **PENALTIES, logit_bias={banned: -100.0})
+    assert both_ways(client, **PENALTIES, logit_bias={str(banned): -100})[0]["text"] == right.text
 
 
 def test_response_formats(client):
@@ -150,8 +188,8 @@ def test_lists_of_prompts(client):
     """Text and tokens: each gets the answer that it gets alone; the prompts' tokens are counted once."""
     ids = target().encode(PROMPT)
     for prompts in ([PROMPT, "The old dog"], [ids, ids], [ids, PROMPT], [PROMPT], [ids]):
-        said = [one["text"] for one in both_ways(client, prompt=prompts, n=2)]
-        assert said == [ms.generate(target(), prompt, 12).text for prompt in prompts for _ in range(2)]
+        right = [expected(PROMPT if prompt is ids else prompt, 12).text for prompt in prompts]
+        assert [one["text"] for one in both_ways(client, prompt=prompts, n=2)] == [t for t in right for _ in range(2)]
         usage = complete(client, prompt=prompts, n=2).usage
         assert usage.prompt_tokens == sum(len(p if p is ids else target().encode(p)) for p in prompts)
         assert usage.completion_tokens == 24 * len(prompts)
@@ -168,6 +206,12 @@ def test_n_choices_have_seeds_of_their_own(served, chat):
     answer = complete(client, chat, n=3, temperature=1, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1, 2] and answer.usage.completion_tokens == 36
     assert len({str(choice.message.content if chat else choice.text) for choice in answer.choices}) == 3
+
+
+def test_seeds_differ_and_repeat(client):
+    """With a drafter, too, as long as the load is the same and k is given."""
+    first, again = ([complete(client, temperature=1, seed=i, n=2).choices for i in range(4)] for _ in range(2))
+    assert first == again and len({choice.text for choices in first for choice in choices}) == 8
 
 
 def test_choices_share_the_blocks_of_a_long_prompt(served):
@@ -270,107 +314,3 @@ def test_a_special_token_stops_by_its_name(client, least):
     answer = complete(client, **ENDS, ignore_eos=True, stop=["<|end|>"], min_tokens=least)
     assert (answer.choices[0].text, answer.choices[0].stop_reason) == ("", "<|end|>")
     assert answer.usage.completion_tokens == least + 1
-
-
-# ---- what the two suites assert beyond this ------------------------------------------------------------------------
-
-TURNS = [{"role": "system", "content": "Tell stories."}, *MESSAGES, {"role": "assistant", "content": " a time"}]
-LONG = "One day she saw a bird. " * 50
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_an_answer_has_all_that_clients_look_at(client, chat):
-    """And a conversation goes on with it."""
-    for more in ({}, {"messages": [*TURNS, *MESSAGES]} if chat else {"prompt": LONG}):
-        answer, ids = complete(client, chat, max_tokens=5, **more), "chatcmpl-" if chat else "cmpl-"
-        [choice], used = answer.choices, answer.usage
-        prompt = more.get("messages", MESSAGES) if chat else more.get("prompt", PROMPT)
-        assert answer.id.startswith(ids) and answer.object == ("chat.completion" if chat else "text_completion")
-        assert (answer.model, choice.index, choice.finish_reason, choice.logprobs) == ("micro", 0, "length", None)
-        assert used.prompt_tokens == len(target().encode(prompt)) and used.completion_tokens == 5
-        assert used.total_tokens == used.prompt_tokens + 5 and answer.created > 0
-        assert not chat or (choice.message.role == "assistant" and choice.message.content)
-
-
-@pytest.mark.parametrize("chat, prompt", [*product([False, True], [PROMPT, LONG])])
-def test_every_part_of_a_stream_counts_its_tokens(client, chat, prompt):
-    """What was listed so far is what usage says, also after a long prompt; the last part has text, too."""
-    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    asked |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    *parts, end = complete(client, chat, True, logprobs=True if chat else 5, **asked)
-    seen, first = 0, parts[0]
-    for part in parts:
-        [choice] = part.choices
-        its = choice.logprobs.content if chat else choice.logprobs.tokens
-        seen += len(its)
-        assert its and (choice.delta.content if chat else choice.text)
-        assert part.usage.completion_tokens == seen and part.usage.prompt_tokens == end.usage.prompt_tokens > 0
-        assert part.usage.total_tokens == part.usage.prompt_tokens + seen
-        assert (part.id, part.model, part.created) == (first.id, "micro", first.created)
-    assert seen == end.usage.completion_tokens == 12 and end.choices == []
-
-
-def test_seeds_differ_and_repeat(client):
-    """With a drafter, too, as long as the load is the same and k is given."""
-    first, again = ([complete(client, temperature=1, seed=i, n=2).choices for i in range(4)] for _ in range(2))
-    assert first == again and len({choice.text for choices in first for choice in choices}) == 8
-
-
-NAMED = [  # fields, and what the error names
-    (dict(logit_bias={"2049": 1}), ["logit_bias", "2049", "2047"]),
-    (dict(logit_bias={"one": 1, "two": 2}), ["logit_bias", "one", "two"]),
-    (dict(logit_bias={"1": "much"}), ["logit_bias", "much"]),
-    (dict(structured_outputs={"regex": "[.*"}), ["structured_outputs"]),
-    (dict(prompt_logprobs=-1), ["prompt_logprobs"]),
-    (dict(response_format={"type": "json_object", "schema": {"properties": {"a": "b"}}}), ["schema"]),
-    (dict(response_format={"type": "json_object", "schema": {"type": 123}}), ["type"]),
-    (dict(response_format={"type": "sound"}), ["response_format", "sound"]),
-    (dict(max_tokens=600), ["512", "600"]),
-    (dict(seed=2**63), ["seed"]),
-]
-
-
-@pytest.mark.parametrize("chat, stream", [*product([False, True], repeat=2)])
-def test_what_is_refused_is_named(client, chat, stream):
-    """Before a stream begins; and the server goes on."""
-    for fields, names in NAMED:
-        with pytest.raises(openai.BadRequestError) as refused:
-            complete(client, chat, stream, **fields)
-        assert refused.value.status_code == 400 and all(name in str(refused.value) for name in names), fields
-    too_many = dict(logprobs=True, top_logprobs=21) if chat else dict(logprobs=21)
-    for fields in (too_many, {"messages": TURNS * 100} if chat else {"prompt": LONG * 2}):
-        with pytest.raises(openai.BadRequestError):
-            complete(client, chat, stream, **fields)
-    assert complete(client, chat).usage.completion_tokens == 12
-
-
-# ---- several choices, one request ----------------------------------------------------------------------------------
-
-
-def test_choices_are_counted_and_leave_together(monkeypatch):
-    """A full queue counts choices. A client that goes takes all of them with it, while its prompt is scored, too."""
-    with running(max_num_seqs=2, max_waiting=2) as server:
-        assert assert_error(server.post(ask(n=5)), 400)
-        server.gate.close()
-        client = server.connect(ask(n=3, max_tokens=200, stream=True))
-        until(lambda: len(server.service.open) == 3, "it is there")
-        assert_error(server.post(ask(n=2)), 429)
-        client.close()
-        until(lambda: server.service.inbox.qsize() >= 3, "the server has noticed")
-        server.gate.open()
-        server.assert_all_free()
-
-        stuck = iter(lambda: until(lambda: not server.service.inbox.empty(), "somebody else asks") or [], None)
-        monkeypatch.setattr(app, "prompt_logprobs", lambda *asked: stuck)
-        client = server.connect(ask(n=2, echo=True, logprobs=1))
-        until(lambda: server.service.scoring, "it is scored")
-        client.close()
-        server.assert_all_free()
-
-        def broken(*asked):
-            raise RuntimeError("secret")
-            yield
-
-        monkeypatch.setattr(app, "prompt_logprobs", broken)
-        assert "secret" not in assert_error(server.post(ask(n=2, echo=True, logprobs=1)), 500)["message"]
-        server.assert_all_free()

@@ -1,4 +1,4 @@
-"""Narrower MLPs: those who stay say what all said, as nearly as can be."""
+"""Narrower MLPs: the neurons that stay take over from those that leave, by least squares."""
 
 import torch
 
@@ -10,16 +10,16 @@ def numbers(*shape, seed=0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_what_the_survivors_say_is_least_squares():
+def test_the_survivors_weights_are_least_squares():
     a, w = numbers(200, 150), numbers(150, 5, seed=1)
     kept, said = survivors(a.T @ a, w, 40)
     assert len(kept) == len(kept.unique()) == 40 and said.shape == (40, 5)
     torch.testing.assert_close(said, torch.linalg.lstsq(a[:, kept], a @ w).solution, rtol=0, atol=1e-2)
     error = (a[:, kept] @ said - a @ w).norm()
-    assert error < 0.9 * (a[:, kept] @ w[kept] - a @ w).norm()  # than without taking over
+    assert error < 0.9 * (a[:, kept] @ w[kept] - a @ w).norm()  # smaller than with their old weights
     loudest = (a.norm(dim=0) * w.norm(dim=1)).topk(40).indices
     refitted = a[:, loudest] @ torch.linalg.lstsq(a[:, loudest], a @ w).solution
-    assert error < (refitted - a @ w).norm()  # than with those who speak loudest
+    assert error < (refitted - a @ w).norm()  # smaller than with the neurons of the largest outputs
 
 
 def test_an_mlp_with_silent_neurons_and_biases():
@@ -34,4 +34,4 @@ def test_an_mlp_with_silent_neurons_and_biases():
     small = MLP(Config(**{**vars(config), "intermediate_size": 16})).double()
     small.load_state_dict(state)
     assert (small(x) - mlp(x)).norm() < 0.01 * mlp(x).norm()
-    assert not mlp.down_proj._forward_pre_hooks  # nobody goes on watching
+    assert not mlp.down_proj._forward_pre_hooks  # the forward hooks are gone

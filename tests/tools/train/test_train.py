@@ -1,4 +1,4 @@
-"""The trainers at toy size: the text is really the target's, runs resume exactly, and a draft learns to overlap."""
+"""The trainers at toy size: the corpus is really the target's, runs resume exactly, and a draft learns to overlap."""
 
 import json
 
@@ -11,10 +11,9 @@ from minispec.generate import pad
 from minispec.load.folder import load_folder, save_folder
 from minispec.load.model import Model
 from minispec_tools.cli import main
-from minispec_tools.train import corpus as writing
 from minispec_tools.train import draft as drafting
 from minispec_tools.train import micro
-from minispec_tools.train.corpus import Corpus
+from minispec_tools.train.corpus import Corpus, write
 from minispec_tools.train.lessons import Float8, Lessons, frequent_tokens, split_rows
 from minispec_tools.train.loop import fit
 
@@ -26,33 +25,40 @@ def target(make_model) -> ms.Model:
     return make_model(dtype=torch.float32, end_tokens=[0], tie_embeddings=True, max_length=256)
 
 
+@pytest.fixture(scope="module")
+def corpus(target, tmp_path_factory) -> Corpus:
+    """Ten sampled rows."""
+    folder = tmp_path_factory.mktemp("corpus")
+    return write(target, PROMPTS, folder, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
+
+
 def rows_of(corpus: Corpus) -> list[tuple[list[int], list[int]]]:
     """Prompt and reply of every row."""
     spans = zip(corpus.tokens.tolist(), corpus.prompt.tolist(), corpus.length.tolist(), strict=True)
     return [(row[:start], row[start:end]) for row, start, end in spans]
 
 
-# ---- what the target writes
+# ---- what the target generates
 
 
 @pytest.mark.slow
-def test_greedy_rows_are_what_generate_writes(make_model, tmp_path):
+def test_greedy_rows_are_the_outputs_of_generate(make_model, tmp_path):
     """Rows of different lengths, in one batch with a static cache, in float64: equal token for token."""
     target = make_model(end_tokens=[0])
-    corpus = writing.write(target, PROMPTS, tmp_path, rows=5, max_new_tokens=40, temperatures=[0.0], batch=5)
+    corpus = write(target, PROMPTS, tmp_path, rows=5, max_new_tokens=40, temperatures=[0.0], batch=5)
     assert sorted(prompt for prompt, _ in rows_of(corpus)) == sorted(PROMPTS)  # each prompt once
     for prompt, reply in rows_of(corpus):
         assert reply == ms.generate(target, prompt, max_new_tokens=40).tokens
 
 
 @pytest.mark.slow
-def test_sampled_rows_follow_the_law(make_model, tmp_path):
-    """First tokens of 20,000 rows at T = 0.7 against the law, χ² at 1e-4. A total variation of 0.03 gives
+def test_sampled_rows_follow_the_targets_distribution(make_model, tmp_path):
+    """First tokens of 20,000 rows at T = 0.7 against their distribution, χ² at 1e-4. A total variation of 0.03 gives
     at least 20,000 · 4 · 0.03² = 72 in χ², against a critical value of 32 at 8 bins: power above 0.99."""
     from scipy.stats import chisquare
 
     target = make_model(vocab_size=8)
-    corpus = writing.write(target, [[1, 2]], tmp_path, rows=20_000, max_new_tokens=1, temperatures=[0.7], batch=20_000)
+    corpus = write(target, [[1, 2]], tmp_path, rows=20_000, max_new_tokens=1, temperatures=[0.7], batch=20_000)
     logits = target.transformer(torch.tensor([[1, 2]])).logits[0, -1]
     expected = ms.Sampling(temperature=0.7).probs(logits) * 20_000
     seen = torch.bincount(corpus.tokens[:, 2].long(), minlength=8)
@@ -61,16 +67,17 @@ def test_sampled_rows_follow_the_law(make_model, tmp_path):
 
 
 def test_an_interrupted_corpus_goes_on_where_it_stopped(target, tmp_path):
-    whole = writing.write(target, PROMPTS, tmp_path / "a", rows=12, max_new_tokens=8, batch=4, seed=3)
-    writing.write(target, PROMPTS, tmp_path / "b", rows=12, max_new_tokens=8, batch=4, seed=3)
-    lost = tmp_path / "b" / "shard-00001.safetensors"
-    kept = (tmp_path / "b" / "shard-00002.safetensors").stat().st_mtime_ns
-    lost.unlink()
-    again = writing.write(target, PROMPTS, tmp_path / "b", rows=12, max_new_tokens=8, batch=4, seed=3)
-    assert rows_of(again) == rows_of(whole)
-    assert (tmp_path / "b" / "shard-00002.safetensors").stat().st_mtime_ns == kept  # not written again
+    def generate(folder, seed=3):
+        return rows_of(write(target, PROMPTS, tmp_path / folder, rows=12, max_new_tokens=8, batch=4, seed=seed))
+
+    whole = generate("a")
+    generate("b")
+    kept = tmp_path / "b" / "shard-00002.safetensors"
+    before = kept.stat().st_mtime_ns
+    (tmp_path / "b" / "shard-00001.safetensors").unlink()
+    assert generate("b") == whole and kept.stat().st_mtime_ns == before  # which was not generated again
     with pytest.raises(ValueError, match="other settings"):
-        writing.write(target, PROMPTS, tmp_path / "b", rows=12, max_new_tokens=8, batch=4, seed=4)
+        generate("b", seed=4)
 
 
 # ---- the loop
@@ -99,10 +106,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["a middle stream", "the last stream, which stands for the states"])
-def test_lessons_hold_the_targets_laws(target, tmp_path, depth):
-    """What was computed once, from states and log Σ exp, equals the target's softmax where a reply token is asked."""
-    assert target.config.num_layers == 2
-    corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
+def test_lessons_hold_the_targets_distributions(target, corpus, depth):
+    """Computed once and kept as states and log Σ exp, they equal the target's softmax where a reply token is asked."""
     lessons = Lessons(target.transformer, corpus, hidden_layers=[depth])
     ids = torch.arange(0, 64, 3)
     batch = lessons.batch(0, 0, 2000)
@@ -126,7 +131,7 @@ def test_lessons_hold_the_targets_laws(target, tmp_path, depth):
 
 
 def rows_with_prompts(prompts: list[list[int]]) -> Corpus:
-    """One row a prompt, each with a reply that tells which row it is."""
+    """One row for each prompt, with a reply that tells which row it is."""
     tokens, lengths = pad([[*prompt, i] for i, prompt in enumerate(prompts)], "cpu")
     return Corpus(tokens.int(), (lengths - 1).int(), lengths.int(), torch.zeros(len(prompts)))
 
@@ -145,38 +150,34 @@ def test_rows_are_held_out_by_prompt():
     assert sorted(r[0] for part in (learnt, held_out) for _, r in rows_of(part)) == list(range(6000))
     assert 21 <= len(prompts_of(held_out)) <= 70  # 42 are expected, 6.4 the standard deviation
     shuffled = corpus[torch.randperm(6000, generator=torch.Generator().manual_seed(0))]
-    assert prompts_of(split_rows(shuffled)[1]) == prompts_of(held_out)
-    some = corpus[:1000]
-    assert prompts_of(some) < prompts_of(corpus)
-    assert prompts_of(split_rows(some)[1]) == prompts_of(held_out) & prompts_of(some)
-    wide = Corpus(torch.nn.functional.pad(corpus.tokens, (0, 9)), corpus.prompt, corpus.length, corpus.temperature)
-    assert prompts_of(split_rows(wide)[1]) == prompts_of(held_out)  # padding is no part of a prompt
+    padded = Corpus(torch.nn.functional.pad(corpus.tokens, (0, 9)), corpus.prompt, corpus.length, corpus.temperature)
+    for other in (shuffled, padded, corpus[:1000]):
+        assert prompts_of(split_rows(other)[1]) == prompts_of(held_out) & prompts_of(other)
 
 
-def test_streams_kept_in_8_bits(target, tmp_path):
-    """One byte a number and a scale a token; what heads read, the direction, is off by 1/16 of each number at most."""
-    corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
+def test_streams_kept_in_8_bits(target, corpus):
+    """One byte per number and a scale per token: each number is off by 1/16 of itself at most."""
     whole, small = (Lessons(target.transformer, corpus, (0, 1, 2), keep_bits=bits) for bits in (16, 8))
     for tokens, _, kept in small.buckets:
         for store in (kept.hidden[0], kept.hidden[1]):
             assert isinstance(store, Float8) and store.scale.shape == (*tokens.shape, 1)
             assert store.bytes.untyped_storage().nbytes() == tokens.numel() * 32
-        assert kept.states is None and kept.hidden[2].dtype == target.dtype  # the last stream is the target's law
-    exact, read = (lessons.batch(0, 0, 2000) for lessons in (whole, small))
+        assert kept.states is None and kept.hidden[2].dtype == target.dtype  # the last stream is the target's p
+    exact, rounded = (lessons.batch(0, 0, 2000) for lessons in (whole, small))
     for layers in (0, 1):
-        x, y = exact.answers.hidden[layers], read.answers.hidden[layers]
+        x, y = exact.answers.hidden[layers], rounded.answers.hidden[layers]
         assert y.dtype == x.dtype and not torch.equal(x, y)
         assert ((x - y).abs() <= x.abs() / 16 + x.abs().amax(-1, keepdim=True) / 448 * 2**-10).all()
         assert ((x - y).norm(dim=-1) <= 0.04 * x.norm(dim=-1)).all()
-    assert torch.equal(exact.answers.hidden[2], read.answers.hidden[2])
-    assert torch.equal(exact.answers.states, read.answers.states) and torch.equal(exact.tokens, read.tokens)
+    assert torch.equal(exact.answers.hidden[2], rounded.answers.hidden[2])
+    assert torch.equal(exact.answers.states, rounded.answers.states) and torch.equal(exact.tokens, rounded.tokens)
     with pytest.raises(ValueError, match="keep_bits=4"):
         Lessons(target.transformer, corpus, keep_bits=4)
 
 
 @pytest.mark.slow
 def test_a_draft_learns_to_overlap_and_survives_storage(target, tmp_path):
-    corpus = writing.write(target, PROMPTS, tmp_path / "text", rows=64, max_new_tokens=24, temperatures=[1.0], batch=32)
+    corpus = write(target, PROMPTS, tmp_path / "text", rows=64, max_new_tokens=24, temperatures=[1.0], batch=32)
     ids = frequent_tokens(corpus, 64, 40, always=[0])
     draft = Model("draft", drafting.draft_from(target.transformer, [0], ids), end_tokens=[0])
     before = drafting.acceptance(target, draft, corpus)["acceptance"]
