@@ -7,7 +7,7 @@
 #   make demo    watch a draft and its target tell a story in the terminal
 #   make site    set up, then build the course as web pages: site/index.html
 #   make lint    ruff, both as linter and as formatter
-#   make loc     lines of Python in every room
+#   make loc     lines of Python in every folder
 #   make clean   remove .venv and all caches
 #
 # Another interpreter: make lab PYTHON=python3.12

@@ -4,7 +4,7 @@
     target = ms.load("micro")
     out = ms.generate(target, "Once upon a time", max_new_tokens=64, temperature=0.8, seed=0)
 
-The reading order, one idea a file:
+What is in it, from the ground up, one idea a file. To begin with, read speculate and verify:
 
     model       a decoder-only transformer, with its cache as an explicit argument
     linear      the product x Wᵀ, by whatever computes it fastest here
@@ -33,6 +33,7 @@ The reading order, one idea a file:
     gpu/        the same passes near a GPU's limit, captured as CUDA graphs
     require     what a caller may give: everything else is refused in words
     api lazy    the public names, imported when the first of them is used
+    data/       the models that ship, and stored results of benchmarks
 
 Beside it: minispec_tools has the command line, the server, benchmarks and training; minispec_course what teaches.
 """
@@ -65,6 +66,6 @@ __all__ = [
     "models",
     "speculate",
 ]
-HOMES = dict.fromkeys((name for name in __all__ if name != "drafters"), ".api")  # drafters are a module themselves
+HOMES = dict.fromkeys((name for name in __all__ if name != "drafters"), ".api")  # drafters is a module itself
 
 sys.modules[__name__].__class__ = Lazy

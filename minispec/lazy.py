@@ -27,4 +27,4 @@ class Lazy(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *self.HOMES})
+        return sorted({*vars(self), *self.HOMES, *vars(self).get("__all__", ())})

@@ -1,7 +1,16 @@
-"""What notebooks need and engines do not: widgets, exercises and their grader, interview practice, the demo.
+"""What teaches: lessons, exercises and their checks, widgets, interview practice, the site.
 
-`pip install .` brings what an engine needs, and the demo runs on that. The rest of this folder needs the packages of
-the extra "course".
+lessons     the sources of notebooks/
+exercises   a folder per set: the source of its notebook, answers and cases, titles and hints
+build       from these sources to notebooks
+check       is an answer right, and which mistake is it: in a notebook, in a terminal, for a class
+viz         the widgets and pictures of the lessons
+labs        the experiments of the lessons, and formulas.py
+interview   questions, drills and mock interviews
+site        the course as web pages
+jupyterlab  how `minispec lab` sets JupyterLab up
+
+All of it needs the packages of the extra "course".
 """
 
 from importlib.util import find_spec

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from minispec import theory
 from minispec.cache import KVCache
 from minispec.model import Config, Transformer
+from minispec_course import formulas
 
-FORMULAS = [f for name, f in inspect.getmembers(theory, inspect.isfunction) if not name.startswith("_")]
-FORMULAS = [f for f in FORMULAS if f.__module__ == theory.__name__]
+FORMULAS = [f for name, f in inspect.getmembers(formulas, inspect.isfunction) if not name.startswith("_")]
+FORMULAS = [f for f in FORMULAS if f.__module__ in (theory.__name__, formulas.__name__)]
 
 alphas = st.floats(0, 1)
 lengths = st.integers(1, 12)
@@ -36,7 +37,7 @@ pairs_of_distributions = st.integers(1, 6).flatmap(lambda size: st.tuples(distri
 
 
 def test_every_formula_has_a_worked_number_and_it_is_right():
-    assert doctest.testmod(theory).failed == 0
+    assert doctest.testmod(theory).failed == doctest.testmod(formulas).failed == 0
     without = [f.__name__ for f in FORMULAS if ">>>" not in (f.__doc__ or "")]
     assert not without
 
@@ -102,7 +103,7 @@ def test_decode_work_by_walking_the_loop(prompt, new):
             linear += seen - first
             pairs += sum(position + 1 for position in range(first, seen))
             held = seen
-        assert theory.decode_work(prompt, new, cached) == (linear, pairs)
+        assert formulas.decode_work(prompt, new, cached) == (linear, pairs)
 
 
 @given(st.integers(1, 64), st.integers(1, 500))
@@ -125,10 +126,10 @@ def test_static_batch_idle_by_counting(rows):
 def test_acceptance_is_one_minus_total_variation(pair):
     p, q = pair
     beta = sum(b * min(1, a / b) for a, b in zip(p, q, strict=True) if b)  # sample from q, accept with min(1, p/q)
-    assert (theory.acceptance(p, q), 1 - theory.total_variation(p, q)) == pytest.approx((beta, beta))
+    assert (formulas.acceptance(p, q), 1 - formulas.total_variation(p, q)) == pytest.approx((beta, beta))
     subsets = itertools.product([0, 1], repeat=len(p))
     worst = max(sum(s * (a - b) for s, a, b in zip(chosen, p, q, strict=True)) for chosen in subsets)
-    assert theory.total_variation(p, q) == pytest.approx(worst)
+    assert formulas.total_variation(p, q) == pytest.approx(worst)
 
 
 # ---- expected tokens ----
@@ -144,9 +145,9 @@ def test_expected_tokens_by_enumerating_all_outcomes(alpha, k):
         expected += probability * (accepted + 1)
         wasted += probability * (k - accepted)
     assert theory.expected_tokens(alpha, k) == expected  # exactly: rational arithmetic
-    assert theory.target_work(alpha, k) == (k + 1) / expected
+    assert formulas.target_work(alpha, k) == (k + 1) / expected
     if k:
-        assert theory.accepted_fraction(alpha, k) == (k - wasted) / k
+        assert formulas.accepted_fraction(alpha, k) == (k - wasted) / k
 
 
 @given(st.lists(alphas, max_size=6))
@@ -166,7 +167,7 @@ def test_speedup_falls_with_cost_and_stays_under_the_ceiling(alpha, k, c, dc, v,
     s = theory.speedup(alpha, k, c, v)
     assert theory.speedup(alpha, k, c + dc, v) <= s
     assert theory.speedup(alpha, k, c, v + dv) < s
-    assert 0 < s <= theory.token_ceiling(alpha) * (1 + 1e-12)
+    assert 0 < s <= formulas.token_ceiling(alpha) * (1 + 1e-12)
 
 
 @given(lengths, costs, verifies)
@@ -217,7 +218,7 @@ def test_all_reduce_bytes_by_running_a_ring(ranks):
 def test_pipeline_bubble_by_drawing_the_timeline(stages, microbatches):
     busy = {(stage, stage + batch) for stage in range(stages) for batch in range(microbatches)}
     span = 1 + max(step for _, step in busy)
-    assert theory.pipeline_bubble(stages, microbatches) == pytest.approx(1 - len(busy) / (stages * span))
+    assert formulas.pipeline_bubble(stages, microbatches) == pytest.approx(1 - len(busy) / (stages * span))
 
 
 # ---- bad arguments ----
@@ -233,12 +234,12 @@ def test_pipeline_bubble_by_drawing_the_timeline(stages, microbatches):
         (lambda: theory.speedup(0.7, 4, -0.1), "c=-0.1"),
         (lambda: theory.speedup(0.7, 4, 0.1, v=0), "v=0"),
         (lambda: theory.best_k(0.7, 0.1, longest=0), "longest=0"),
-        (lambda: theory.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
-        (lambda: theory.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
+        (lambda: formulas.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
+        (lambda: formulas.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
         (lambda: theory.kv_bytes_per_token(True, 1, 128), "layers=True"),
         (lambda: theory.static_batch_idle([]), "lengths=[]"),
         (lambda: theory.Hardware("none", 0, 1), "bandwidth=0"),
-        (lambda: theory.compute_optimal(-1), "flops=-1"),
+        (lambda: formulas.compute_optimal(-1), "flops=-1"),
     ],
 )
 def test_a_bad_argument_is_named(call, named):

@@ -193,7 +193,7 @@ def stale(job: Job) -> str | None:
     if wanted.metadata.minispec != there.metadata.get("minispec"):
         return f"{name} was built from another version of {job.label}"
     if wanted.metadata != there.metadata or list(map(_written, wanted.cells)) != list(map(_written, there.cells)):
-        return f"{name} was edited by hand: it differs from {job.label}"
+        return f"{name} is not what {job.label} and its texts give: they have changed, or it was edited by hand"
     if any(is_spoiler(cell) and cell.outputs for cell in code_cells(there)):
         return f"{name} shows the answer to a prediction: cells with that tag are covered"
     counts = [uncovered(cell).get("execution_count") for cell in code_cells(there)]

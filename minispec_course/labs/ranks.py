@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from minispec.generate import generate
 from minispec.load.folder import load
-from minispec.speculate import Output
+from minispec.output import Output
 from minispec_tools.parallel import tensor
 
 PROMPTS = ["One day, a girl named Lily"] * 8  # the users of a rank

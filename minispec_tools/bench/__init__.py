@@ -20,7 +20,7 @@ COMMANDS = {
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
     "cpu": "a plain token and the cost of passes over M tokens on this CPU, quiet and beside a busy program",
     "batching": "tokens per second of continuous and static batching, for requests of different lengths",
-    "memory": "how much memory for keys and values holds nothing, paged and contiguous",
+    "memory": "how much of the KV cache is wasted, paged and contiguous",
     "decode": "plain decoding by CUDA graphs against the bandwidth, and transformers beside it",
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",

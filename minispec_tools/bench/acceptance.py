@@ -278,13 +278,22 @@ def add_arguments(parser) -> None:
     names = f"of {', '.join(NAMES)}, perhaps with a draft length, such as ngram:8"
     default = f"(default: those of {', '.join(DEFAULT)} that are available)"
     parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]", help=f"{names} {default}")
-    heads = "of the one of --drafters that has some, by folder or hub id (default: those that come with the model)"
+    heads = (
+        "trained heads for the drafter that needs them, a folder or hub id (default: those that come with the model)"
+    )
     parser.add_argument("--heads", metavar="NAME", help=heads)
     deep = f"draft tokens per pass of all but {', '.join(HEADS)}, which know their own depth"
     options.add(parser, "k", options.count, 4, deep)
     options.add(parser, "per-group", options.count, 40, "the first N prompts of each group")
     options.add(parser, "batch", options.count, 8, "prompts at once")
-    options.add(parser, "lengths", options.count, (), "of prompts, real ones and random tokens, too", nargs="*")
+    options.add(
+        parser,
+        "lengths",
+        options.count,
+        (),
+        "test prompts of these lengths, too, of real and of random tokens",
+        nargs="*",
+    )
     options.add(parser, "long", options.natural, 0, "tokens of long outputs, too")
     options.add(parser, "per-length", options.count, 4, "prompts of each length, and long outputs")
     options.add_temperature(parser, 0.7, "of the long outputs")

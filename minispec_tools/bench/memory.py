@@ -1,4 +1,4 @@
-"""How much of the memory for keys and values holds nothing: paged blocks beside one contiguous run per request.
+"""How much of the memory for keys and values is wasted: paged blocks beside one contiguous run per request.
 
 The experiment is minispec_course/labs/memory.py.
 """

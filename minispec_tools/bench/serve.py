@@ -266,10 +266,10 @@ def add_arguments(parser) -> None:
     add("burstiness", options.positive, 1.0, "1: a Poisson process, less: bursts", "B")
     add("requests", options.count, 64, "per load")
     add("duration", options.positive, None, "instead: as many as arrive in so many seconds", "S")
-    add("warmup", options.natural, 2, "sent twice before, all at once, not counted")
+    add("warmup", options.natural, 2, "warm-up requests, sent together, twice, before what is measured")
     add("prompts", options.text, None, 'JSON lines with "prompt" (default: beginnings of stories)', "FILE")
     add("input-tokens", options.count, None, "prompts of so many random tokens instead", span, nargs=2)
-    add("vocabulary", options.count, 500, "random tokens are below this")
+    add("vocabulary", options.count, 500, "upper limit of random token ids")
     add("output-tokens", options.count, [16, 128], "how many to generate, evenly spread", span, nargs=2)
     eos = "go on past end tokens, where the server can (ours, vLLM)"
     parser.add_argument("--ignore-eos", action="store_true", help=eos)

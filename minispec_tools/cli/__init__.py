@@ -51,7 +51,7 @@ def parser() -> Parser:
     commands_for_teachers(command)
 
     sub = command("models", models, "list the models that minispec knows by name")
-    actions = sub.add_subparsers(title="actions", metavar="ACTION")
+    actions = sub.add_subparsers(title="actions", metavar="[ACTION]")
     get = actions.add_parser("get", help="fetch a model", description="Fetch a model.")
     get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
     get.add_argument("--heads", action="store_true", help="it is no model, but published heads of a drafter")
@@ -71,7 +71,12 @@ def parser() -> Parser:
     rates = {"acceptance": "accepted / tested", "rate": "accepted / drafted", "length": "tokens per cycle"}
     for name, what in (rates | {"c": "time of a draft token, in plain steps"}).items():
         options.add(sub, name, options.number, None, what, "X")
-    times = {"v": "of a verify pass", "itl": "of a cycle, in ms", "measured": "speed-up", "batch": "sequences at once"}
+    times = {
+        "v": "time of a verify pass, in plain steps",
+        "itl": "of a cycle, in ms",
+        "measured": "speed-up",
+        "batch": "sequences at once",
+    }
     for name, what in times.items():
         options.add(sub, name, options.positive, None, what, "X")
     options.add_json(sub)

@@ -108,7 +108,7 @@ def shared(name: str, kind: Callable, default, help: str, metavar: str | None = 
 
 SHIPPED = "(default: the one that ships for --model)"
 INT8 = "on a CPU: round the target's matrices to int8, another model with a quarter of the bytes per token"
-JSON = "write the result to FILE as JSON, too; without FILE print it instead"
+JSON = "also write the result to FILE as JSON; without FILE, print the JSON instead of the table"
 add_model = shared("model", text, "micro", "the target", "MODEL", ": a known name, a folder, or a hub id")
 add_draft = shared("draft", text, None, f"the draft model {SHIPPED}", "MODEL")
 add_device = shared("device", text, None, "cpu, cuda or cuda:1; else cuda where there is one, or cpu", "DEVICE")

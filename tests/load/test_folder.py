@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 import minispec as ms
 from minispec.load import folder as folders
 from minispec.load import registry
-from minispec.load.folder import default_dtype, export_model, load_folder, save_folder
+from minispec.load.folder import default_dtype, load_folder, save_folder
+from minispec_tools.export import export_model
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 import minispec as ms
 from minispec import measure as timing
 from minispec import theory
-from minispec.measure import Point, Rate, Report, Timing, measure
+from minispec.measure import Point, Rate, Timing
+from minispec_tools.measure import Report, measure
 
 
 def report(**changes) -> Report:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from minispec import theory, verify
+from minispec_course import formulas
 from minispec_course.interview import BankError, cards, fresh, load, sheets, topics
 from minispec_course.interview.expressions import evaluate, readings
 from minispec_course.interview.question import Number, Question
@@ -33,7 +34,7 @@ def write(file: Path, *entries) -> Path:
 
 
 def test_every_number_is_what_its_expression_says():
-    names = {name: value for name, value in vars(theory).items() if not name.startswith("_")}
+    names = {name: value for name, value in vars(formulas).items() if not name.startswith("_")}
     for number in (number for question in BANK.values() for number in question.numbers):
         computed = eval(number.expression, {"__builtins__": {}}, names)  # Python's own reading of it
         assert number.computed == computed
