@@ -1,12 +1,12 @@
-"""A draft model's memory in blocks drafts what its contiguous memory does, whatever happens to its rows."""
+"""A draft model's memory in blocks drafts what its contiguous memory does, whatever happens to its sequences."""
 
 from itertools import chain
 from random import Random
 
-import bucket_checks as checks
 import pytest
 import torch
-from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
+from reference import close, pair, slow
+from serving import Numbers, beginning_with, nothing_is_left
 from tiny_models import random_model
 
 import minispec as ms
@@ -20,10 +20,33 @@ pytestmark = pytest.mark.slow
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
 
 
-def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
-    """Rows join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
+class Noted(ms.drafters.Model):
+    """Keeps every draft that it made, and what for."""
 
-    Whatever is in free blocks is not a number: nobody may look there.
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.notes: list[tuple] = []
+
+    def propose(self, contexts, k):
+        drafts = super().propose(contexts, k)
+        self.notes += [(c.id, list(c.tokens), d.tokens, d.probs) for c, d in zip(contexts, drafts, strict=True)]
+        return drafts
+
+
+def same_drafts(found: Noted, expected: Noted) -> None:
+    """Draft for draft the same tokens, sampled from the same distributions."""
+    assert len(found.notes) == len(expected.notes)
+    numbers = Numbers(), Numbers()
+    for (row, *mine, q), (other, *theirs, expected_q) in zip(found.notes, expected.notes, strict=True):
+        assert numbers[0][row] == numbers[1][other] and mine == theirs and (q is None) == (expected_q is None)
+        if q is not None:
+            close(q, expected_q, 1e-9, f"the distributions of a draft for sequence {row}")
+
+
+def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
+    """Sequences join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
+
+    Whatever is in free blocks is not a number: nothing may read it.
     """
     random = Random(seed)
     both = paged, contiguous = Noted(draft), Noted(draft)
@@ -60,7 +83,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
         held = paged.memory
         assert sorted(chain(held.free, *held.tables.values())) == list(range(held.buckets.blank))
         held.cache.keys[:, held.free] = held.cache.values[:, held.free] = torch.nan
-    same_drafts(paged, contiguous, 1e-9)
+    same_drafts(paged, contiguous)
     for row in texts:
         paged.forget(row)
     nothing_is_left(paged)
@@ -74,7 +97,7 @@ def test_any_order_of_events():
     assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
 
 
-def test_blocks_are_for_engines_that_record(tiny):
+def test_blocks_are_for_engines_that_capture(tiny):
     other = with_wrong_kernel(tiny)
 
     def served(drafter, fast) -> type:
@@ -86,16 +109,16 @@ def test_blocks_are_for_engines_that_record(tiny):
     assert served(model(tiny), True) is PagedMemory
 
 
-def test_a_cascade_keeps_its_recorded_memory():
+def test_a_cascade_keeps_its_captured_memory():
     """Many calls, one memory and one set of captures. A pass of the middle model verifies what the inner one drafted:
     that too is one launch."""
-    target, draft = (checks.slow(model) for model in checks.pair())
+    target, draft = (slow(model) for model in pair())
     cascade = ms.drafters.Cascade(ms.drafters.NGram(), draft, inner_k=3)
     target.accelerate()
     memories, captures = set(), []
     for prompt in (*PROMPTS, *PROMPTS):
         out = ms.speculate(target, prompt, cascade, 3, 20)
-        assert out.tokens == ms.generate(checks.slow(target), prompt, 20).tokens
+        assert out.tokens == ms.generate(slow(target), prompt, 20).tokens
         memories.add(id(cascade.memory.buckets))
         captures.append(len(cascade.memory.buckets.captures))
         nothing_is_left(cascade)

@@ -1,4 +1,5 @@
-"""Medusa, EAGLE and DFlash by one launch for all requests of an engine: draft for draft what they draft eagerly."""
+"""Medusa, EAGLE and DFlash by one launch for all requests of an engine (drafts.py): draft for draft what they
+draft eagerly."""
 
 from collections.abc import Callable
 from unittest.mock import patch
@@ -6,9 +7,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
-from bucket_checks import Numbers, asks, texts
-from fast_checks import pair
-from pytest import MonkeyPatch
+from reference import endless, pair
+from serving import Numbers, asks, serve
 from tiny_models import random_model
 
 import minispec as ms
@@ -35,8 +35,8 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 
 @pytest.fixture(autouse=True)
 def launched_by_the_host(monkeypatch):
-    """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
-    that are not."""
+    """Every draft is begun by the host here, which the eager drafter can follow. test_captured_runner.py is about
+    those that are not."""
     monkeypatch.setattr(CapturedRunner, "may_run_ahead", lambda *_: False)
 
 
@@ -59,15 +59,14 @@ class Beside:
         monkeypatch.setattr(DraftsForMany, "forget", lambda many, row: (eager.forget(row), forget(many, row)))
 
 
-def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> None:
+def check_drafts(kind: str, device: str, **options) -> None:
     """Requests of different lengths that come and go; few rows and short memory at first."""
-    target = pair(device, dtype)[0]
-    endless = ms.Model("endless", target.transformer)
-    for model, blocks in ((target, 90), (endless, 24)):
-        usual, _ = texts(model, None, False, asks(), num_blocks=blocks)
-        with patch.multiple(drafts, ROWS=2, TOKENS=16), MonkeyPatch.context() as monkeypatch:
+    target = pair(device)[0]
+    for model, blocks in ((target, 90), (endless(target), 24)):
+        usual, _ = serve(model, None, False, asks(), num_blocks=blocks)
+        with patch.multiple(drafts, ROWS=2, TOKENS=16), pytest.MonkeyPatch.context() as monkeypatch:
             drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), monkeypatch)
-            found, engine = texts(model, drafter, True, asks(), num_blocks=blocks, **options)
+            found, engine = serve(model, drafter, True, asks(), num_blocks=blocks, **options)
         errors = [job.error for job in engine.outputs.values() if job.error]
         assert found == usual and not errors and not beside.wrong and beside.checked > 20
         assert blocks > 24 or engine.metrics()["totals"]["preemptions"] > 0
@@ -77,8 +76,8 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
         assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
 
 
-def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
-    target, made = pair(device, dtype)[0], []
+def check_medusa(kind: str, device: str) -> None:
+    target, made = pair(device)[0], []
     for captured in (True, False):
         drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
         right = drafter.propose
@@ -90,7 +89,7 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
 
         drafter.propose = propose
         with patch.dict(FOR_MANY, clear=not captured):
-            found, _ = texts(target, drafter, True, asks())
+            found, _ = serve(target, drafter, True, asks())
         assert (drafter.captured is not None) == captured
         made.append((found, drafts))
     assert made[0] == made[1] and len(made[0][1]) > 20
@@ -100,15 +99,15 @@ SOME = "eagle", "dflash", "medusa"
 
 
 @pytest.mark.parametrize("kind", [k if k in SOME else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS])
-def test_the_same_drafts(kind):
-    (check_medusa if "medusa" in kind else check_drafts)(kind)
+def test_the_same_drafts(kind, device):
+    (check_medusa if "medusa" in kind else check_drafts)(kind, device)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_the_same_drafts_under_other_budgets(kind):
+def test_the_same_drafts_under_other_budgets(kind, device):
     for budget in (2, 9, 500):
-        check_drafts(kind, draft_budget=budget, k=4)
+        check_drafts(kind, device, draft_budget=budget, k=4)
 
 
 @pytest.mark.parametrize("kind, owner", [("eagle", Launch), ("dflash", Launch), ("medusa", MedusaForMany)])
@@ -116,7 +115,7 @@ def test_one_launch_for_all(kind, owner, monkeypatch):
     launches, right = [], owner.work
     monkeypatch.setattr(owner, "work", lambda self, *args: launches.append(1) or right(self, *args))
     target = pair()[0]
-    engine = ms.Engine(ms.Model("endless", target.transformer), KINDS[kind](target), k=3, fast=True)
+    engine = ms.Engine(endless(target), KINDS[kind](target), k=3, fast=True)
     for i in range(6):
         engine.add([5, 6, i], 12)
     for drafted in (0, 1, 2, 3):  # the prompts' step drafts nothing
@@ -125,7 +124,7 @@ def test_one_launch_for_all(kind, owner, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_who_is_not_asked_keeps_its_memory(kind):
+def test_a_request_that_is_not_drafted_for_keeps_its_memory(kind):
     """Drafts for some sequences in between change nothing for the others."""
     target = random_model(num_layers=3)
     drafters = [KINDS[kind](target) for _ in range(2)]
@@ -155,7 +154,7 @@ def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, mon
     seen, right = [], DraftsForMany._early
     monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
     monkeypatch.setattr(drafts, "EARLY", most)
-    target = ms.Model("endless", pair("cpu", torch.float64)[0].transformer)
+    target = endless(pair()[0])
     beside = Beside(KINDS["eagle"](target), monkeypatch)
     engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
     for i in range(5):
