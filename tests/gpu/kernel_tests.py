@@ -66,7 +66,7 @@ def random_tree(tokens: int, seed: int) -> torch.Tensor:
 
 
 class Case:
-    """Random queries, keys and values. Slots that nobody filled hold NaN."""
+    """Random queries, keys and values. Slots that were not filled hold NaN."""
 
     def __init__(self, lengths, T, heads=(4, 2), D=64, capacity=None, dtype=torch.float32, seed=0, tree=False):
         self.generator = torch.Generator().manual_seed(seed)
@@ -178,7 +178,7 @@ def test_attention_with_extreme_numbers():
 
 
 class Batch:
-    """Sequences with so many new tokens after so many cached ones, in shuffled blocks. What nobody filled is NaN."""
+    """Sequences with so many new tokens after so many cached ones, in shuffled blocks. What was not filled is NaN."""
 
     def __init__(self, counts, lengths, heads=(4, 2), D=32, block_size=8, padding=0, dtype=torch.float32, seed=0):
         self.generator, self.dtype = torch.Generator().manual_seed(seed), dtype
@@ -228,7 +228,7 @@ class Batch:
 
 
 def test_ragged_attention():
-    """Chunks, decoding sequences and padding in one call; every place of the borders of blocks and tiles."""
+    """Chunks, decoding sequences and padding in one call; all positions of the borders of blocks and tiles."""
     small = dict(tiling=SMALL, rows=16)
     counts, lengths = ([17, 1, 6], [0, 50, 8]) if FEW else ([40, 1, 6, 1, 23, 3], [0, 50, 17, 0, 31, 8])
     batch = Batch(counts, lengths, padding=9, seed=3)
@@ -425,9 +425,9 @@ def test_softmax():
             torch.testing.assert_close(vocab.softmax(x, number(temperature)), expected, rtol=2e-6, atol=1e-9)
     strided = randn(2, 4, 1500)[:, 1]
     torch.testing.assert_close(vocab.softmax(strided, number(1.0)), strided.softmax(-1))
-    for wrong, place in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
+    for wrong, at in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
         x = randn(2, 3000)
-        x[1, place] = wrong
+        x[1, at] = wrong
         p = vocab.softmax(x, number(1.0))
         assert bool(p[1].isnan().all()) and bool(p[0].isfinite().all())
         assert not bool(vocab.whole(p)) and bool(vocab.whole(p[:1]))
@@ -481,7 +481,7 @@ def grown(trees, B: int, width: int, depth: int, v: int, ties: bool, limits) -> 
     """All that a growing tree says: at every depth, and in the end. With ties all rows are the same: x, then y and y,
     then x have the same probability."""
     logits = lambda rows, seed: randn(v, seed=7).expand(B, rows, v) if ties else 4 * randn(B, rows, v, seed=seed)  # noqa: E731
-    said = [*trees.add(logits(depth + 1, 0), torch.arange(B, device=DEVICE))]  # 0: nobody's, but some row there must be
+    said = [*trees.add(logits(depth + 1, 0), torch.arange(B, device=DEVICE))]  # 0 stands for padding
     for n in range(1, depth):
         said += trees.add(logits(width, n))
     return [*said, *trees.prune(*limits)]

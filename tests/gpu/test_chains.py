@@ -153,7 +153,7 @@ def test_one_launch_drafts_for_all(options, monkeypatch):
     assert type(engine.drafter.captured) is ModelForMany
     for i in range(6):
         engine.add([5, 6, i], 30, **options)
-    engine.step()  # the prompts, which nobody drafts after
+    engine.step()  # the prompts, after which nothing is drafted
     for step in range(1, 6):
         engine.step()
         ahead = not options  # of greedy requests the next cycle is under way, too

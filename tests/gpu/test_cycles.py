@@ -34,7 +34,7 @@ WAYS = (GREEDY, WARM, dict(temperature=1.3, top_p=0.8, seed=5), dict(temperature
 
 @cache
 def models(device="cpu") -> tuple[ms.Model, ms.Model]:
-    """The tiny pair, and handles of its own: an accelerated one is nobody else's."""
+    """The tiny pair behind handles of its own: accelerating them changes no other test's."""
     target, draft = pair(device)
     return ms.Model("ends", target.transformer, None, target.end_tokens), slow(draft)
 
@@ -109,11 +109,11 @@ def same_cycles(out: ms.Output, expected: ms.Output, k: int, limit: int) -> int:
     """Cycle by cycle the same, as long as a whole draft has room before the end: after that a device drafts on, and
     what is past the end is dropped. Returns how many cycles that is."""
     compared = 0
-    for cycle, twin in zip(out.trace.cycles, expected.trace.cycles, strict=False):
-        if limit - (twin.committed - expected.prompt_tokens) - 1 < k:
+    for cycle, eager in zip(out.trace.cycles, expected.trace.cycles, strict=False):
+        if limit - (eager.committed - expected.prompt_tokens) - 1 < k:
             break
-        assert what(cycle) == what(twin), f"cycle {compared}:\n{cycle}\n{twin}"
-        for mine, theirs in ((cycle.p, twin.p), (cycle.q, twin.q)):
+        assert what(cycle) == what(eager), f"cycle {compared}:\n{cycle}\n{eager}"
+        for mine, theirs in ((cycle.p, eager.p), (cycle.q, eager.q)):
             assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6), f"cycle {compared}"
         compared += 1
     else:
@@ -121,9 +121,9 @@ def same_cycles(out: ms.Output, expected: ms.Output, k: int, limit: int) -> int:
     return compared
 
 
-def both(target: ms.Model, prompt, drafter: D.Drafter, k, count: int, kind: type, twin=None, **options) -> tuple:
-    """The captured run and the eager one, by the same drafter or by its twin."""
-    expected = ms.speculate(slow(target), prompt, twin or drafter, k, count, **options)
+def both(target: ms.Model, prompt, drafter: D.Drafter, k, count: int, kind: type, other=None, **options) -> tuple:
+    """The captured run and the eager one, by the same drafter or by another of its kind."""
+    expected = ms.speculate(slow(target), prompt, other or drafter, k, count, **options)
     target.accelerate()
     right, asked = target.backend.speculator, []
     target.backend.speculator = lambda *rest: asked.append(right(*rest)) or asked[-1]
@@ -146,8 +146,13 @@ HEADS = [*QUICK, "medusa, chain", "eagle, wide", "eagle, published", "eagle 3.1"
 HEADS += ["dflash2", "dspark", "dflash, published", "dflash, short block"]
 
 
+def short(value) -> str:
+    """Of a parameter: part of a test's id."""
+    return value if isinstance(value, str) else f"{len(value)} ways"
+
+
 @pytest.mark.parametrize(
-    "name, cases", [*QUICK.items(), *(pytest.param(name, CASES, marks=nightly) for name in HEADS)], ids=str
+    "name, cases", [*QUICK.items(), *(pytest.param(name, CASES, marks=nightly) for name in HEADS)], ids=short
 )
 def test_cycles_of_heads_are_the_eager_loop_s(name, cases, device, count=24):
     """Trees of every depth. Heads that are often right have whole paths accepted, and moved together."""
@@ -299,7 +304,8 @@ def cpu_outputs(prompts: tuple[str, ...], count: int) -> list[list[int]]:
 
 @cache
 def accelerated_micro(device: str) -> ms.Model:
-    model = slow(micro(device))
+    plain = micro(device)
+    model = ms.Model(plain.name, plain.transformer, plain.tokenizer, plain.end_tokens)
     model.accelerate()
     return model
 

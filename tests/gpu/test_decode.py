@@ -169,10 +169,10 @@ def test_sampled_tokens_are_the_reference_s_seed_for_seed(device, count=20):
 def test_outputs_end_where_the_reference_s_do(device):
     """Whatever the end token is and however many launches are under way, the output is cut after it."""
     target, draft = pair(device, usual_dtype(device))
-    text = ms.generate(slow(endless(target)), PROMPTS[2], 40).tokens
-    for place in (0, 1, 6, 7, 8, 15, 39):
-        model = ms.Model("ends", target.transformer, None, {text[place]})
-        expected = text[: text.index(text[place]) + 1]
+    endless_output = ms.generate(slow(endless(target)), PROMPTS[2], 40).tokens
+    for at in (0, 1, 6, 7, 8, 15, 39):
+        model = ms.Model("ends", target.transformer, None, {endless_output[at]})
+        expected = endless_output[: endless_output.index(endless_output[at]) + 1]
         model.accelerate()
         assert generate(model, PROMPTS[2], 40).tokens == expected
         out = speculate(model, PROMPTS[2], Model(draft), 3, 40)
@@ -182,8 +182,8 @@ def test_outputs_end_where_the_reference_s_do(device):
 
 def test_another_temperature_or_seed_needs_no_other_capture(device):
     """Another temperature, top_k, top_p, min_p or seed needs no other capture, and gives what the eager loop does."""
-    target = random_model(dtype=usual_dtype(device), device=device)
-    draft = random_model(num_layers=1, dtype=usual_dtype(device), device=device)
+    target = random_model(device=device)
+    draft = random_model(num_layers=1, device=device)
     drafters = Model(draft), Model(draft, ms.Sampling(0.7))
     ways = [
         [dict(temperature=0.7, seed=1), dict(temperature=1.4, seed=2), dict(temperature=1e-40, seed=1)],
@@ -204,37 +204,6 @@ def test_another_temperature_or_seed_needs_no_other_capture(device):
 
 
 # ---- memory -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_lengths_and_memory_after_every_cycle(k, device, cycles=25):
-    """After every cycle: the target has processed all tokens but the last; the draft too, or one fewer after a = k;
-    and memory holds what one pass over the sequence leaves."""
-    models = pair(device, usual_dtype(device))
-    batch = len(PROMPTS)
-    target, draft = (FastTransformer(model.transformer, batch, 160) for model in models)
-    decoder = FastSpeculator(target, draft, k)
-    decoder.start(PROMPTS)
-    assert target.lengths.tolist() == draft.lengths.tolist() == [len(prompt) - 1 for prompt in PROMPTS]
-    rows = [list(prompt) for prompt in PROMPTS]
-    seen = set()
-    for _ in range(cycles):
-        decoder.ask()
-        for row, last in enumerate(decoder.answer()):
-            assert last.committed == len(rows[row])
-            rows[row] += last.tokens
-            seen.add(last.accepted)
-            assert int(decoder.count[row]) == len(rows[row])
-            assert int(target.lengths[row]) == len(rows[row]) - 1
-            assert int(draft.lengths[row]) == len(rows[row]) - (2 if last.accepted == k else 1)
-    assert {0, k} <= seen
-    for row, tokens in enumerate(rows):
-        for fresh, quick in zip(models, (target, draft), strict=True):
-            held = int(quick.lengths[row])
-            cache = fresh.transformer.new_cache(1, held)
-            fresh.transformer(torch.tensor([tokens[:held]], device=device), cache)
-            assert torch.allclose(quick.cache.keys[:, row, :, :held], cache.keys[:, 0], atol=1e-4)
-            assert torch.allclose(quick.cache.values[:, row, :, :held], cache.values[:, 0], atol=1e-4)
 
 
 def test_memory_grows_with_the_sequences(device):

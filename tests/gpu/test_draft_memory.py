@@ -46,45 +46,45 @@ def same_drafts(found: Noted, expected: Noted) -> None:
 def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     """Sequences join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
 
-    Whatever is in free blocks is not a number: nothing may read it.
+    Free blocks hold NaN: nothing may read them.
     """
     random = Random(seed)
     both = paged, contiguous = Noted(draft), Noted(draft)
     paged.capture()
-    texts, fresh, some = {}, iter(range(1000)), lambda most: random.choices(range(64), k=random.randint(1, most))
+    known, fresh, some = {}, iter(range(1000)), lambda most: random.choices(range(64), k=random.randint(1, most))
     ways = [ms.Sampling(), ms.Sampling(temperature=0.9), ms.Sampling(temperature=1.3, top_k=7)]
     for event in range(events):
-        for _ in range(random.randint(0 if texts else 1, 3)):
-            texts[next(fresh)] = some(12)
-        chosen, k = random.sample(sorted(texts), random.randint(1, len(texts))), random.randint(1, 4)
+        for _ in range(random.randint(0 if known else 1, 3)):
+            known[next(fresh)] = some(12)
+        chosen, k = random.sample(sorted(known), random.randint(1, len(known))), random.randint(1, 4)
         sampled = random.random() < 0.5
         for drafter in both:
             seeds = {row: torch.Generator().manual_seed(100 * event + row) for row in chosen}
-            drafter.propose([Sequence(row, list(texts[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
+            drafter.propose([Sequence(row, list(known[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
         drafts = {row: tokens for row, _, tokens, _ in contiguous.notes[-len(chosen) :]}
         for row in chosen:
             a = random.choice((0, k, random.randint(0, k)))
-            texts[row] += [*drafts[row][:a], some(1)[0]]
+            known[row] += [*drafts[row][:a], some(1)[0]]
             for drafter in both:
-                drafter.settle(row, range(a), texts[row][-1])
-        for row in texts:
+                drafter.settle(row, range(a), known[row][-1])
+        for row in known:
             if row not in chosen:
-                texts[row] += some(3)  # plain decoding, for a cycle or three
+                known[row] += some(3)  # plain decoding, for a cycle or three
             elif random.random() < 0.2:  # a cascade's target refuses a part of the text
-                length = random.randint(0, len(texts[row]) - 1)
-                texts[row][length:] = some(4)
+                length = random.randint(0, len(known[row]) - 1)
+                known[row][length:] = some(4)
                 for drafter in both:
                     drafter.rewind(row, length)
         assert paged.memory.lengths == contiguous.memory.lengths
-        for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
-            del texts[row]
+        for row in random.sample(sorted(known), random.choice((0, 0, 1, 2)) if len(known) > 2 else 0):
+            del known[row]
             for drafter in both:
                 drafter.forget(row)
         held = paged.memory
         assert sorted(chain(held.free, *held.tables.values())) == list(range(held.buckets.blank))
         held.cache.keys[:, held.free] = held.cache.values[:, held.free] = torch.nan
     same_drafts(paged, contiguous)
-    for row in texts:
+    for row in known:
         paged.forget(row)
     nothing_is_left(paged)
     return paged.memory
