@@ -46,7 +46,7 @@ quick: $(VENV)/.installed-dev
 nightly: $(VENV)/.installed-dev
 	$(PYTEST) -p no:nbval -m nightly tests
 
-# TESTS="test_passes soak" runs those with one of these words in their file or name.
+# TESTS=test_passes runs those of one file, TESTS=replay those with this word in their name.
 gpu: $(VENV)/.installed
 	PYTHONPATH=.:tests $(BIN)/python tests/gpu/run.py $(TESTS)
 

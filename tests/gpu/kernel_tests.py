@@ -7,6 +7,7 @@ Each test loops over its cases; with `--few` it takes the first of them.
 import random
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import pairwise, product
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -659,10 +660,9 @@ def test_cycles_by_kernels_are_those_in_torch():
 
 def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, kernels: bool) -> TreeSpeculator:
     """After two cycles."""
-    with (
-        patch.object(weights, "has_kernels", lambda device, dtype: kernels),
-        patch.object(decode, "has_kernels", lambda device, dtype: kernels),
-    ):
+    with ExitStack() as stack:
+        for module in (weights, decode, heads):
+            stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: kernels))
         fast = FastTransformer(target.transformer, 2, 64, lean=kernels)
         made = TreeSpeculator(fast, heads.on_device(drafter)(drafter, fast, 3), 3, sampling)
         assert bool(made.kernels) == bool(made.drafter.kernels) == kernels

@@ -2,7 +2,8 @@
 
     make gpu                                                       # all of them
     PYTHONPATH=.:tests python3 tests/gpu/run.py                    # the same, by this Python
-    PYTHONPATH=.:tests python3 tests/gpu/run.py test_passes soak   # those with one of these words in file or name
+    PYTHONPATH=.:tests python3 tests/gpu/run.py test_passes        # those of this file; it may be several
+    PYTHONPATH=.:tests python3 tests/gpu/run.py replay             # those with this word in their name
     TRITON_INTERPRET=1 PYTHONPATH=.:tests python3 tests/gpu/run.py --few kernel_tests    # the kernels on a CPU
 
 These are the functions that pytest runs on a CPU, with all their parameters, and those of kernel_tests.py. Prints a
@@ -58,26 +59,32 @@ def cases(test: Callable) -> list[dict]:
     return every
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def runs_here(test: Callable) -> bool:
+    return DEVICE == "cuda" or all(mark.name != "gpu" for mark in getattr(test, "pytestmark", []))
+
+
 def tests(words: list[str]) -> Iterator[tuple[str, Callable, dict]]:
     files = ["kernel_tests", *sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))]
     for file in [file for file in files if file in words] or files:
-        module = import_module(file)
-        for name, test in vars(module).items():
-            if name.startswith("test_") and (file == "kernel_tests" or "device" in signature(test).parameters):
-                for given in cases(test):
-                    label = f"{file}::{name}{list(given.values()) or ''}"
-                    if not words or any(word in label for word in words):
-                        yield label, test, given
+        for name, test in vars(import_module(file)).items():
+            asks = name.startswith("test_") and (file == "kernel_tests" or "device" in signature(test).parameters)
+            for given in cases(test) if asks and runs_here(test) else []:
+                values = ", ".join(str(value)[:24] for value in given.values())
+                label = f"{file}::{name}" + f"[{values}]" * bool(values)
+                if not words or any(word in label for word in words):
+                    yield label, test, given
 
 
 def main(words: list[str]) -> int:
-    device, failed = "cuda" if torch.cuda.is_available() else "cpu", []
-    print(torch.__version__, torch.cuda.get_device_name() if device == "cuda" else "no GPU", flush=True)
-    began = time.perf_counter()
+    failed, began = [], time.perf_counter()
+    print(torch.__version__, torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU", flush=True)
     for label, test, given in tests([word for word in words if word != "--few"]):
         start, error = time.perf_counter(), None
         try:
-            test(**given | ({"device": device} if "device" in signature(test).parameters else {}))
+            test(**given | ({"device": DEVICE} if "device" in signature(test).parameters else {}))
         except Exception as caught:
             error = caught
             failed.append(label)

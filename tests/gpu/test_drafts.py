@@ -2,6 +2,7 @@
 draft eagerly."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
@@ -33,17 +34,15 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def launched_by_the_host(monkeypatch):
-    """Every draft is begun by the host here, which the eager drafter can follow. test_captured_runner.py is about
-    those that are not."""
-    monkeypatch.setattr(CapturedRunner, "may_run_ahead", lambda *_: False)
+# Every draft is begun by the host here, which the eager drafter can follow. test_captured_runner.py is about those that
+# are not.
+by_the_host = patch.object(CapturedRunner, "may_run_ahead", lambda *_: False)
 
 
 class Beside:
     """An eager drafter beside a captured one: it is asked for the same drafts, for each sequence alone."""
 
-    def __init__(self, eager: D.Drafter, monkeypatch):
+    def __init__(self, eager: D.Drafter, stack: ExitStack):
         self.eager, self.checked, self.wrong = eager, 0, []
         begin, forget = DraftsForMany.begin, DraftsForMany.forget
 
@@ -55,8 +54,11 @@ class Beside:
             self.checked += sum(bool(draft.tokens) for draft in expected)
             return pending
 
-        monkeypatch.setattr(DraftsForMany, "begin", and_compare)
-        monkeypatch.setattr(DraftsForMany, "forget", lambda many, row: (eager.forget(row), forget(many, row)))
+        def and_forget(many, row):
+            eager.forget(row)
+            forget(many, row)
+
+        stack.enter_context(patch.multiple(DraftsForMany, begin=and_compare, forget=and_forget))
 
 
 def check_drafts(kind: str, device: str, **options) -> None:
@@ -64,8 +66,8 @@ def check_drafts(kind: str, device: str, **options) -> None:
     target = pair(device)[0]
     for model, blocks in ((target, 90), (endless(target), 24)):
         usual, _ = serve(model, None, False, asks(), num_blocks=blocks)
-        with patch.multiple(drafts, ROWS=2, TOKENS=16), pytest.MonkeyPatch.context() as monkeypatch:
-            drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), monkeypatch)
+        with patch.multiple(drafts, ROWS=2, TOKENS=16), ExitStack() as stack:
+            drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), stack)
             found, engine = serve(model, drafter, True, asks(), num_blocks=blocks, **options)
         errors = [job.error for job in engine.outputs.values() if job.error]
         assert found == usual and not errors and not beside.wrong and beside.checked > 20
@@ -99,18 +101,21 @@ SOME = "eagle", "dflash", "medusa"
 
 
 @pytest.mark.parametrize("kind", [k if k in SOME else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS])
+@by_the_host
 def test_the_same_drafts(kind, device):
     (check_medusa if "medusa" in kind else check_drafts)(kind, device)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
+@by_the_host
 def test_the_same_drafts_under_other_budgets(kind, device):
     for budget in (2, 9, 500):
         check_drafts(kind, device, draft_budget=budget, k=4)
 
 
 @pytest.mark.parametrize("kind, owner", [("eagle", Launch), ("dflash", Launch), ("medusa", MedusaForMany)])
+@by_the_host
 def test_one_launch_for_all(kind, owner, monkeypatch):
     launches, right = [], owner.work
     monkeypatch.setattr(owner, "work", lambda self, *args: launches.append(1) or right(self, *args))
@@ -124,6 +129,7 @@ def test_one_launch_for_all(kind, owner, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
+@by_the_host
 def test_a_request_that_is_not_drafted_for_keeps_its_memory(kind):
     """Drafts for some sequences in between change nothing for the others."""
     target = random_model(num_layers=3)
@@ -149,15 +155,17 @@ def test_a_request_that_is_not_drafted_for_keeps_its_memory(kind):
 
 
 @pytest.mark.parametrize("most, passes", [(1024, [(16, 16)]), (64, [(4, 16), (1, 16)]), (8, [])])
+@by_the_host
 def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, monkeypatch):
     """By one captured pass, or few; longer ones by ordinary passes, each alone. The drafts are the same."""
     seen, right = [], DraftsForMany._early
     monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
     monkeypatch.setattr(drafts, "EARLY", most)
     target = endless(pair()[0])
-    beside = Beside(KINDS["eagle"](target), monkeypatch)
-    engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
-    for i in range(5):
-        engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
-    engine.run()
+    with ExitStack() as stack:
+        beside = Beside(KINDS["eagle"](target), stack)
+        engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
+        for i in range(5):
+            engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
+        engine.run()
     assert seen == passes and beside.checked and not beside.wrong
