@@ -4,6 +4,7 @@
 #   make test    set up, then what has to pass: lint, tests, notebooks, three lessons and the site in a browser
 #   make quick   the tests of the core, tests/test_*.py, in a minute: no browser, no download
 #   make nightly the long tail: stored wrong answers, every lesson in a browser, kernels in the interpreter
+#   make gpu     on a machine with an NVIDIA GPU: captures and kernels against what they have to equal (some minutes)
 #   make demo    watch a draft and its target tell a story in the terminal
 #   make site    set up, then build the course as web pages: site/index.html
 #   make lint    ruff, both as linter and as formatter
@@ -18,7 +19,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab demo site test quick nightly lint loc clean
+.PHONY: lab demo site test quick nightly gpu lint loc clean
 
 lab: $(VENV)/.installed-course
 	@$(BIN)/minispec lab
@@ -45,6 +46,10 @@ quick: $(VENV)/.installed-dev
 
 nightly: $(VENV)/.installed-dev
 	$(PYTEST) -p no:nbval -m nightly tests
+
+# TESTS=test_passes runs those of one file, TESTS=replay those with this word in their name.
+gpu: $(VENV)/.installed
+	PYTHONPATH=.:tests $(BIN)/python tests/gpu/run.py $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

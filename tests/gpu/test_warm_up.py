@@ -1,4 +1,4 @@
-"""An engine that was warmed up records next to nothing under load, and nothing of what it served for that remains."""
+"""An engine that was warmed up captures next to nothing under load, and nothing of what it served for that remains."""
 
 import random
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from all_drafters import random_dflash, random_eagle, random_medusa
 from fakes import Given
-from fast_checks import pair
+from reference import endless, pair
 
 import minispec as ms
 from minispec.drafters import Draft
@@ -36,10 +36,6 @@ def captured(monkeypatch) -> list:
     return made
 
 
-def endless() -> ms.Model:
-    return ms.Model("endless", pair()[0].transformer)
-
-
 def make(target: ms.Model, drafter: D.Drafter | None, **options) -> ms.Engine:
     return ms.Engine(target, drafter, num_blocks=512, max_num_seqs=6, k=3, **dict(fast=True) | options)
 
@@ -62,8 +58,8 @@ def load(engine: ms.Engine, requests: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     "name, requests", [("eagle", 8), *(pytest.param(name, 18, marks=pytest.mark.nightly) for name in DRAFTERS)]
 )
-def test_under_load_next_to_nothing_is_left_to_be_recorded(name, requests, captured):
-    target = endless()
+def test_under_load_next_to_nothing_is_left_to_be_captured(name, requests, captured):
+    target = endless(pair()[0])
     cold = make(target, DRAFTERS[name](target))
     expected = load(cold, requests)
     without = len(captured)
@@ -76,7 +72,7 @@ def test_under_load_next_to_nothing_is_left_to_be_recorded(name, requests, captu
 
 def test_nothing_is_left_behind():
     suffix = D.Suffix(memory=8)
-    engine = make(endless(), suffix, fast=None, block_size=4)
+    engine = make(endless(pair()[0]), suffix, fast=None, block_size=4)
     fresh = engine.metrics()
     engine.warm_up()
     assert engine.metrics() == fresh and not engine.sequences and not engine.outputs
@@ -85,14 +81,14 @@ def test_nothing_is_left_behind():
 
 
 @pytest.mark.filterwarnings("error:drafts of size")
-def test_nobody_is_told_what_made_up_texts_say_about_a_drafter():
+def test_made_up_prompts_give_no_warning_about_a_drafter():
     wrong_and_slow = Given(lambda context, k: Draft([time.sleep(0.003 * k) or 0] * k))
-    ms.Engine(endless(), wrong_and_slow, fast=False).warm_up(progress=False)
+    ms.Engine(endless(pair()[0]), wrong_and_slow, fast=False).warm_up(progress=False)
 
 
 def test_small_engines_are_warmed_up_too():
     """Few blocks, one row, no room for the longest prompts, no drafts: what cannot be served is not asked for."""
-    target = endless()
+    target = endless(pair()[0])
     for options in (dict(num_blocks=2), dict(max_num_seqs=1), dict(max_num_batched_tokens=4), dict(k=0)):
         settings = dict(num_blocks=8, max_num_seqs=3, k=2, fast=True) | options
         engine = ms.Engine(target, DRAFTERS["n-gram" if "k" in options else "eagle"](target), **settings)

@@ -1,10 +1,11 @@
-"""A draft model's chains by one launch for all requests of an engine: cycle for cycle what it drafts eagerly."""
+"""A draft model's chains by one launch for all requests of an engine (chains.py): cycle for cycle what it drafts
+eagerly."""
 
 from dataclasses import replace
 
 import pytest
-from bucket_checks import asks, beginning_with, nothing_is_left, texts
-from fast_checks import pair
+from reference import endless, pair
+from serving import asks, beginning_with, nothing_is_left, serve
 from tiny_models import random_model
 
 import minispec as ms
@@ -67,8 +68,9 @@ def test_the_same_cycles_seed_for_seed(some, rule, by_the_host):
     engine, drafter = both(target, lambda: D.Model(draft), some(), rule=rule)
     assert engine.runner.buckets.drafted, "the drafts never stayed on the device"
     assert all(cuts is None for _, _, cuts in drafter.captured.launches) == (some is greedy)
-    endless = ms.Model("endless", target.transformer)
-    engine, _ = both(endless, lambda: D.Model(draft), some(), num_blocks=22, enable_prefix_caching=False, rule=rule)
+    engine, _ = both(
+        endless(target), lambda: D.Model(draft), some(), num_blocks=22, enable_prefix_caching=False, rule=rule
+    )
     assert engine.metrics()["totals"]["preemptions"] > 0
 
 
@@ -98,18 +100,18 @@ def test_past_its_context_length_there_is_nothing_to_draft():
     target, draft = pair()
     short = ms.Model("short", random_like(draft, max_length=30))
     some = [([5, 6, i], dict(max_new_tokens=50, k=1 + i)) for i in range(4)]
-    found, engine = texts(ms.Model("endless", target.transformer), D.Model(short), True, some, k=4)
-    expected = ms.generate(ms.Model("endless", target.transformer), [prompt for prompt, _ in some], 50)
+    found, engine = serve(endless(target), D.Model(short), True, some, k=4)
+    expected = ms.generate(endless(target), [prompt for prompt, _ in some], 50)
     assert [tokens for tokens, _ in found] == [out.tokens for out in expected]
     assert engine.runner.launched > 3 and engine.metrics()["totals"]["accepted"] > 0
 
 
-def test_many_new_prompts_do_not_hold_everybody_up(monkeypatch):
+def test_many_new_prompts_do_not_hold_up_the_others(monkeypatch):
     """Twelve prompts of 40 tokens, unread as after a rest, of which a captured pass takes 100: two in a cycle, and the
     others draft later."""
     target, draft = pair()
     monkeypatch.setattr(ModelForMany, "read_prompts", lambda *_: None)
-    target, seen, process = ms.Model("endless", target.transformer), [], PagedMemory.process
+    target, seen, process = endless(target), [], PagedMemory.process
     monkeypatch.setattr(PagedMemory, "process", lambda self, new: seen.append(new) or process(self, new))
     monkeypatch.setattr(ModelForMany, "_renew", lambda self, k, right=ModelForMany._renew: (right(self, k), few(self)))
 
@@ -117,13 +119,13 @@ def test_many_new_prompts_do_not_hold_everybody_up(monkeypatch):
         many.buckets.prompts.tokens = 100
 
     some = [([1 + i, *range(2, 41)], dict(max_new_tokens=24)) for i in range(12)]
-    found, engine = texts(target, D.Model(draft), True, some, k=3, max_num_batched_tokens=1024, num_blocks=400)
+    found, engine = serve(target, D.Model(draft), True, some, k=3, max_num_batched_tokens=1024, num_blocks=400)
     assert [tokens for tokens, _ in found] == [out.tokens for out in ms.generate(target, [p for p, _ in some], 24)]
     assert len(seen) >= 6 and all(sum(map(len, new.values())) <= 100 for new in seen)
     assert engine.metrics()["totals"]["accepted"] > 0
 
 
-def test_prompts_are_read_when_the_target_processes_them():
+def test_prompts_are_processed_when_the_target_processes_them():
     target, draft = pair()
     engine = ms.Engine(target, D.Model(draft), k=3, fast=True, max_num_batched_tokens=64, num_blocks=100)
     for i in range(3):
@@ -147,11 +149,11 @@ def test_one_launch_drafts_for_all(options, monkeypatch):
     monkeypatch.setattr(ChainLaunch, "work", lambda self: launches.append(self.rows) or right(self))
     monkeypatch.setattr(PagedMemory, "process", lambda self, *rest: passes.append(1) or process(self, *rest))
     target, draft = pair()
-    engine = ms.Engine(ms.Model("endless", target.transformer), D.Model(draft), k=3, fast=True)
+    engine = ms.Engine(endless(target), D.Model(draft), k=3, fast=True)
     assert type(engine.drafter.captured) is ModelForMany
     for i in range(6):
         engine.add([5, 6, i], 30, **options)
-    engine.step()  # the prompts, which nobody drafts after
+    engine.step()  # the prompts, after which nothing is drafted
     for step in range(1, 6):
         engine.step()
         ahead = not options  # of greedy requests the next cycle is under way, too

@@ -1,14 +1,15 @@
-"""Medusa, EAGLE and DFlash by one launch for all requests of an engine: draft for draft what they draft eagerly."""
+"""Medusa, EAGLE and DFlash by one launch for all requests of an engine (drafts.py): draft for draft what they
+draft eagerly."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
-from bucket_checks import Numbers, asks, texts
-from fast_checks import pair
-from pytest import MonkeyPatch
+from reference import endless, pair
+from serving import Numbers, asks, serve
 from tiny_models import random_model
 
 import minispec as ms
@@ -33,17 +34,15 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def launched_by_the_host(monkeypatch):
-    """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
-    that are not."""
-    monkeypatch.setattr(CapturedRunner, "may_run_ahead", lambda *_: False)
+# Every draft is begun by the host here, which the eager drafter can follow. test_captured_runner.py is about those that
+# are not.
+by_the_host = patch.object(CapturedRunner, "may_run_ahead", lambda *_: False)
 
 
 class Beside:
     """An eager drafter beside a captured one: it is asked for the same drafts, for each sequence alone."""
 
-    def __init__(self, eager: D.Drafter, monkeypatch):
+    def __init__(self, eager: D.Drafter, stack: ExitStack):
         self.eager, self.checked, self.wrong = eager, 0, []
         begin, forget = DraftsForMany.begin, DraftsForMany.forget
 
@@ -55,19 +54,21 @@ class Beside:
             self.checked += sum(bool(draft.tokens) for draft in expected)
             return pending
 
-        monkeypatch.setattr(DraftsForMany, "begin", and_compare)
-        monkeypatch.setattr(DraftsForMany, "forget", lambda many, row: (eager.forget(row), forget(many, row)))
+        def and_forget(many, row):
+            eager.forget(row)
+            forget(many, row)
+
+        stack.enter_context(patch.multiple(DraftsForMany, begin=and_compare, forget=and_forget))
 
 
-def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> None:
+def check_drafts(kind: str, device: str, **options) -> None:
     """Requests of different lengths that come and go; few rows and short memory at first."""
-    target = pair(device, dtype)[0]
-    endless = ms.Model("endless", target.transformer)
-    for model, blocks in ((target, 90), (endless, 24)):
-        usual, _ = texts(model, None, False, asks(), num_blocks=blocks)
-        with patch.multiple(drafts, ROWS=2, TOKENS=16), MonkeyPatch.context() as monkeypatch:
-            drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), monkeypatch)
-            found, engine = texts(model, drafter, True, asks(), num_blocks=blocks, **options)
+    target = pair(device)[0]
+    for model, blocks in ((target, 90), (endless(target), 24)):
+        usual, _ = serve(model, None, False, asks(), num_blocks=blocks)
+        with patch.multiple(drafts, ROWS=2, TOKENS=16), ExitStack() as stack:
+            drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), stack)
+            found, engine = serve(model, drafter, True, asks(), num_blocks=blocks, **options)
         errors = [job.error for job in engine.outputs.values() if job.error]
         assert found == usual and not errors and not beside.wrong and beside.checked > 20
         assert blocks > 24 or engine.metrics()["totals"]["preemptions"] > 0
@@ -77,8 +78,8 @@ def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> Non
         assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
 
 
-def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
-    target, made = pair(device, dtype)[0], []
+def check_medusa(kind: str, device: str) -> None:
+    target, made = pair(device)[0], []
     for captured in (True, False):
         drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
         right = drafter.propose
@@ -90,7 +91,7 @@ def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
 
         drafter.propose = propose
         with patch.dict(FOR_MANY, clear=not captured):
-            found, _ = texts(target, drafter, True, asks())
+            found, _ = serve(target, drafter, True, asks())
         assert (drafter.captured is not None) == captured
         made.append((found, drafts))
     assert made[0] == made[1] and len(made[0][1]) > 20
@@ -100,23 +101,26 @@ SOME = "eagle", "dflash", "medusa"
 
 
 @pytest.mark.parametrize("kind", [k if k in SOME else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS])
-def test_the_same_drafts(kind):
-    (check_medusa if "medusa" in kind else check_drafts)(kind)
+@by_the_host
+def test_the_same_drafts(kind, device):
+    (check_medusa if "medusa" in kind else check_drafts)(kind, device)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_the_same_drafts_under_other_budgets(kind):
+@by_the_host
+def test_the_same_drafts_under_other_budgets(kind, device):
     for budget in (2, 9, 500):
-        check_drafts(kind, draft_budget=budget, k=4)
+        check_drafts(kind, device, draft_budget=budget, k=4)
 
 
 @pytest.mark.parametrize("kind, owner", [("eagle", Launch), ("dflash", Launch), ("medusa", MedusaForMany)])
+@by_the_host
 def test_one_launch_for_all(kind, owner, monkeypatch):
     launches, right = [], owner.work
     monkeypatch.setattr(owner, "work", lambda self, *args: launches.append(1) or right(self, *args))
     target = pair()[0]
-    engine = ms.Engine(ms.Model("endless", target.transformer), KINDS[kind](target), k=3, fast=True)
+    engine = ms.Engine(endless(target), KINDS[kind](target), k=3, fast=True)
     for i in range(6):
         engine.add([5, 6, i], 12)
     for drafted in (0, 1, 2, 3):  # the prompts' step drafts nothing
@@ -125,7 +129,8 @@ def test_one_launch_for_all(kind, owner, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
-def test_who_is_not_asked_keeps_its_memory(kind):
+@by_the_host
+def test_a_request_that_is_not_drafted_for_keeps_its_memory(kind):
     """Drafts for some sequences in between change nothing for the others."""
     target = random_model(num_layers=3)
     drafters = [KINDS[kind](target) for _ in range(2)]
@@ -150,15 +155,17 @@ def test_who_is_not_asked_keeps_its_memory(kind):
 
 
 @pytest.mark.parametrize("most, passes", [(1024, [(16, 16)]), (64, [(4, 16), (1, 16)]), (8, [])])
+@by_the_host
 def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, monkeypatch):
     """By one captured pass, or few; longer ones by ordinary passes, each alone. The drafts are the same."""
     seen, right = [], DraftsForMany._early
     monkeypatch.setattr(DraftsForMany, "_early", lambda self, *shape: seen.append(shape) or right(self, *shape))
     monkeypatch.setattr(drafts, "EARLY", most)
-    target = ms.Model("endless", pair("cpu", torch.float64)[0].transformer)
-    beside = Beside(KINDS["eagle"](target), monkeypatch)
-    engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
-    for i in range(5):
-        engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
-    engine.run()
+    target = endless(pair()[0])
+    with ExitStack() as stack:
+        beside = Beside(KINDS["eagle"](target), stack)
+        engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
+        for i in range(5):
+            engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
+        engine.run()
     assert seen == passes and beside.checked and not beside.wrong

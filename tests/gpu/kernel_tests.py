@@ -1,25 +1,21 @@
-"""Every Triton kernel against its reference in plain torch: on a GPU, or on a CPU in Triton's interpreter.
+"""Every Triton kernel against its reference in plain torch, on a GPU, or on a CPU in Triton's interpreter, which
+test_kernels.py starts: Triton reads TRITON_INTERPRET once, when it is imported. run.py runs these functions.
 
-    PYTHONPATH=.:tests python3 tests/gpu/kernel_checks.py                              # on a GPU: every case
-    TRITON_INTERPRET=1 PYTHONPATH=.:tests python3 tests/gpu/kernel_checks.py --few     # on a CPU: one shape each
-
-Each check loops over its cases; with `--few` it takes the first of them. Needs no pytest. test_triton.py runs it.
+Each test loops over its cases; with `--few` it takes the first of them.
 """
 
 import random
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash, random_eagle, random_medusa
-from cycle_checks import EAGLE31, of_its_own_shape
-from fast_checks import run_on_the_gpu
-from ragged_checks import Batch, check_graph, check_kernel, random_tree
+from test_cycles import EAGLE31, of_its_own_shape
 from tiny_models import random_model
 
 import minispec as ms
@@ -34,13 +30,14 @@ from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.weights import FastTransformer, Weights, norm, rope_and_store_torch
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
+from minispec.tree import verify_mask
 from minispec.verify import greedy
 
 FEW, D = "--few" in sys.argv, ms.drafters
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16) if fd.INTERPRETED else fd.DTYPES  # the interpreter knows no bfloat16
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-SMALL = fd.Tiling(16, 4, 2)  # small tiles: short texts have several
+SMALL = fd.Tiling(16, 4, 2)  # small tiles: short sequences have several
 
 
 def cases(every: Iterable) -> list:
@@ -63,8 +60,14 @@ def same(found, expected) -> None:
 # ---- attention -----------------------------------------------------------------------------------------------------
 
 
+def random_tree(tokens: int, seed: int) -> torch.Tensor:
+    """The verify mask of a random tree whose pass processes `tokens` tokens."""
+    draw = random.Random(seed)
+    return verify_mask([draw.randint(-1, node - 1) for node in range(tokens - 1)])
+
+
 class Case:
-    """Random queries, keys and values. Slots that nobody filled hold NaN."""
+    """Random queries, keys and values. Slots that were not filled hold NaN."""
 
     def __init__(self, lengths, T, heads=(4, 2), D=64, capacity=None, dtype=torch.float32, seed=0, tree=False):
         self.generator = torch.Generator().manual_seed(seed)
@@ -106,7 +109,7 @@ class Case:
         return out
 
 
-def check_attention() -> None:
+def test_attention_over_random_batches():
     """Random ragged batches, chains and trees, contiguous and paged."""
     for seed in cases(range(12)):
         draw = random.Random(seed)
@@ -118,7 +121,7 @@ def check_attention() -> None:
             case.check(draw.choice((1, 2, 3, 5)), block_size)
 
 
-def check_attention_edges() -> None:
+def test_attention_at_the_borders_of_tiles():
     """Where new tokens end in a tile; many query rows; odd head sizes; tiles and blocks that straddle each other."""
     for length in cases([17, 0, 1, 10, 11, 15, 16, 31, 32, 48]):
         for splits in (1, 4):
@@ -145,7 +148,7 @@ def check_attention_edges() -> None:
             )
 
 
-def check_attention_numbers() -> None:
+def test_attention_with_extreme_numbers():
     """Scores far from 0; tokens that see nothing; masks cut from larger ones; lengths that change under a call."""
     case = Case([60], 2, seed=8)
     case.q *= 100
@@ -175,8 +178,58 @@ def check_attention_numbers() -> None:
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
 
-def check_ragged() -> None:
-    """Chunks, decoding sequences and padding in one call; every place of the borders of blocks and tiles."""
+class Batch:
+    """Sequences with so many new tokens after so many cached ones, in shuffled blocks. What was not filled is NaN."""
+
+    def __init__(self, counts, lengths, heads=(4, 2), D=32, block_size=8, padding=0, dtype=torch.float32, seed=0):
+        self.generator, self.dtype = torch.Generator().manual_seed(seed), dtype
+        (H, Hkv), R = heads, len(counts)
+        self.q = self.draw(sum(counts) + padding, H, D)
+        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+        need = [-(-end // block_size) for end in ends]
+        blocks = 2 * sum(need) + 1
+        order = torch.randperm(blocks, generator=self.generator)[: sum(need)].split(need)
+        self.tables = torch.zeros(R, max(need) + 2, dtype=torch.int32)  # beyond the last token: anything
+        self.memory = [torch.full((blocks, block_size, Hkv, D), torch.nan, dtype=dtype, device=DEVICE) for _ in "kv"]
+        for row, (own, end) in enumerate(zip(order, ends, strict=True)):
+            self.tables[row, : len(own)] = own
+            for memory in self.memory:
+                filled = self.draw(len(own) * block_size, Hkv, D)
+                filled[end:] = torch.nan
+                memory[own.to(DEVICE)] = filled.unflatten(0, (-1, block_size))
+        self.tables = self.tables.to(DEVICE)
+        self.numbers = torch.zeros(3, R, dtype=torch.int32, device=DEVICE)  # starts, counts, lengths
+        self.write(counts, lengths)
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.generator).to(DEVICE, self.dtype)
+
+    def write(self, counts, lengths) -> None:
+        """Other numbers in the same tensors, as a CUDA graph has it."""
+        self.real, starts = sum(counts), [sum(counts[:row]) for row in range(len(counts))]
+        self.numbers.copy_(torch.tensor([starts, counts, lengths]))
+
+    def fill(self) -> None:
+        """Memory without NaN: sequences may be longer than they were."""
+        for memory in self.memory:
+            memory.copy_(self.draw(*memory.shape))
+
+    def arguments(self) -> tuple:
+        return self.q, *self.memory, self.tables, *self.numbers.unbind()
+
+    def check(self, tolerance=1e-4, out=None, **options) -> torch.Tensor:
+        """The kernel's answer, or `out`, is the reference's. Of padding anything may come."""
+        out = fd.flash_ragged(*self.arguments(), **options) if out is None else out
+        expected = fd.flash_ragged_torch(*self.arguments())
+        assert out.shape == self.q.shape and out.dtype == self.q.dtype
+        out, expected = out[: self.real], expected[: self.real]
+        assert expected.isfinite().all()
+        torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+        return out
+
+
+def test_ragged_attention():
+    """Chunks, decoding sequences and padding in one call; all positions of the borders of blocks and tiles."""
     small = dict(tiling=SMALL, rows=16)
     counts, lengths = ([17, 1, 6], [0, 50, 8]) if FEW else ([40, 1, 6, 1, 23, 3], [0, 50, 17, 0, 31, 8])
     batch = Batch(counts, lengths, padding=9, seed=3)
@@ -201,10 +254,37 @@ def check_ragged() -> None:
     for counts, lengths in cases([([1, 50, 0], [0, 2, 0]), ([30, 20, 2], [10, 3, 50]), ([52, 0, 0], [6, 0, 0])]):
         batch.write(counts, lengths)
         batch.check(splits=3, **small)
-    if not fd.INTERPRETED:
-        for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 4e-3), (torch.float32, 1e-4)):  # at full size
-            check_kernel(dtype, tolerance)
-        check_graph()
+
+
+MIXED = dict(counts=[1500, 1, 7, 300, 60], lengths=[0, 2000, 900, 700, 33])
+
+
+def test_ragged_attention_at_full_size():
+    """The 8B shape's heads and SmolLM2's: chunks and single tokens in one call, and every default."""
+    for dtype in () if fd.INTERPRETED else DTYPES:
+        tolerance = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}[dtype]
+        for shape, D in (((32, 8), 128), ((9, 3), 64)):
+            batch = Batch(**MIXED, heads=shape, D=D, block_size=16, padding=180, dtype=dtype)
+            batch.check(tolerance)
+            for rows, splits in product((16, 64, 128), (1, 5)) if dtype == torch.bfloat16 else ():
+                batch.check(tolerance, rows=rows, splits=splits)
+            for counts, lengths in (([16], [0]), ([200, 3], [100, 5000]), ([2048], [0]), ([64] * 32, [77] * 32)):
+                Batch(counts, lengths, shape, D, 16, dtype=dtype, seed=1).check(tolerance)
+
+
+def test_a_cuda_graph_of_ragged_attention_follows_the_numbers():
+    if fd.INTERPRETED:
+        return
+    batch = Batch([300, 1, 5], [10, 900, 40], (32, 8), 128, 16, padding=206, dtype=torch.bfloat16, seed=9)
+    batch.fill()
+    fd.flash_ragged(*batch.arguments())  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fd.flash_ragged(*batch.arguments())
+    for counts, lengths in (([300, 1, 5], [10, 900, 40]), ([512, 0, 0], [100, 0, 0]), ([1, 16, 290], [30, 500, 3])):
+        batch.write(counts, lengths)
+        graph.replay()
+        batch.check(2e-2, out)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
@@ -212,7 +292,7 @@ def check_ragged() -> None:
 TILES = sk.Tiles(rows=16, wide=64, warps=4, stages=2)
 
 
-def product(tokens, rows, width, dtype=torch.float32, norm=False, swiglu=False, tiles=TILES, **asked) -> None:
+def check_product(tokens, rows, width, dtype=torch.float32, norm=False, swiglu=False, tiles=TILES, **asked) -> None:
     """The kernel against the reference in float64, as near as the reference in this type is."""
     x, w = randn(*tokens, width, dtype=dtype), randn(rows, width, dtype=dtype, seed=1) / width**0.5
     out = rows // 2 if swiglu else rows
@@ -255,34 +335,34 @@ ALONG = [  # what a product takes along
 ]
 
 
-def check_products() -> None:
+def test_products_and_what_is_fused_into_them():
     for dtype in cases(DTYPES):
         for tokens in cases([(5,), (1,), (1, 1), (2, 8), (17,), (3, 11), (64,), (3, 27), (128,)]):
-            product(tokens, 48, 128, dtype)
+            check_product(tokens, 48, 128, dtype)
         for along in ALONG[:2] if FEW else ALONG:
             for tokens in cases([(3, 13), (1, 5)]):  # the first are divided among two programs
-                product(tokens, 64, 192, dtype, **along)
+                check_product(tokens, 64, 192, dtype, **along)
     for rows, width in cases([(40, 100), (16, 64), (17, 64), (33, 31), (6, 8)]):  # that no tile divides
-        product((3,), rows, width, norm=True, residual=True, gain=True)
-        product((3,), 2 * rows, width, norm=True, swiglu=True, bias=True)
+        check_product((3,), rows, width, norm=True, residual=True, gain=True)
+        check_product((3,), 2 * rows, width, norm=True, swiglu=True, bias=True)
     if not fd.INTERPRETED:  # every choice of tiles
         for rows, width in [(96, 576), (96, 1152), (4224, 1024), (8256, 1024), (8256, 576)]:
             for tokens in (5, 33):
-                product((tokens,), rows, width, norm=True, residual=True, gain=True, tiles=None)
-                product((tokens,), 2 * rows, width, norm=True, swiglu=True, tiles=None)
+                check_product((tokens,), rows, width, norm=True, residual=True, gain=True, tiles=None)
+                check_product((tokens,), 2 * rows, width, norm=True, swiglu=True, tiles=None)
     x, w = randn(4, 128)[:, :64], randn(64, 64, seed=1) / 8  # a residual that is its own input, and x strided
     torch.testing.assert_close(sk.skinny(x, w, residual=x, tiles=TILES), x + x @ w.T, atol=1e-4, rtol=1e-4)
 
 
-def check_shared_sums() -> None:
+def test_products_whose_sum_several_programs_share():
     """Many tokens and few rows: several programs share a sum, whose strips are not divided evenly."""
     with patch.object(sk, "NARROW", 16), patch.object(sk, "card", lambda device: fd.Card(12, 227 * fd.KIB)):
         for dtype in cases(DTYPES):
             for tokens, rows, width in cases([((3, 7), 40, 200), ((17,), 48, 640), ((64,), 33, 192)]):
-                product(tokens, rows, width, dtype, bias=True, residual=True, gain=True)
+                check_product(tokens, rows, width, dtype, bias=True, residual=True, gain=True)
 
 
-def check_large_activations() -> None:
+def test_products_near_the_limit_of_float16():
     """Residual streams near float16's limit of 65,504, and a norm with gains of 2 to 3: x·g alone would be infinite."""
     half, tokens, width = torch.float16, 3, 64
     x, down = randn(tokens, 32, dtype=half), randn(width, 32, dtype=half, seed=1) / 8
@@ -298,7 +378,7 @@ def check_large_activations() -> None:
         close(sk.skinny(normed, weight, eps=1e-5, swiglu=swiglu, tiles=TILES), expected, half)
 
 
-def check_between() -> None:
+def test_what_lies_between_two_products():
     """What lies between two products: a sum and its norm, SwiGLU, RoPE and the write to memory."""
     for d in cases([24, 8, 100]):
         x, delta, gain = randn(3, 5, d), randn(3, 5, d, seed=1), randn(d, seed=2)
@@ -337,7 +417,7 @@ def number(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64, device=DEVICE)
 
 
-def check_softmax() -> None:
+def test_softmax():
     """For all lengths and dtypes, with forbidden tokens and whole forbidden pages; NaN spoils its row and no other."""
     for V, dtype in cases((V, dtype) for V in LENGTHS for dtype in fd.DTYPES[::-1]):
         x = 4 * randn(2, 3, V, seed=V).to(dtype)
@@ -348,15 +428,15 @@ def check_softmax() -> None:
             torch.testing.assert_close(vocab.softmax(x, number(temperature)), expected, rtol=2e-6, atol=1e-9)
     strided = randn(2, 4, 1500)[:, 1]
     torch.testing.assert_close(vocab.softmax(strided, number(1.0)), strided.softmax(-1))
-    for wrong, place in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
+    for wrong, at in cases([(torch.nan, 700), (torch.inf, 0), (torch.nan, 2999)]):
         x = randn(2, 3000)
-        x[1, place] = wrong
+        x[1, at] = wrong
         p = vocab.softmax(x, number(1.0))
         assert bool(p[1].isnan().all()) and bool(p[0].isfinite().all())
         assert not bool(vocab.whole(p)) and bool(vocab.whole(p[:1]))
 
 
-def check_pick() -> None:
+def test_picking_a_token():
     """Numbers that float32 adds without rounding: the very token that a running total finds."""
     generator = torch.Generator().manual_seed(0)
     for V in cases(LENGTHS):
@@ -392,7 +472,7 @@ def scores(*shape, levels: int | None = None, seed: int = 0) -> torch.Tensor:
     return torch.randint(levels, shape, generator=torch.Generator().manual_seed(seed)).float().to(DEVICE) - levels
 
 
-def check_likeliest() -> None:
+def test_the_likeliest_tokens():
     """growth.likeliest_tokens: vocabularies of less than a page, of whole pages, and of a page and a part."""
     for v in cases([3000, 100, 2048]):
         logits, ids = scores(2, 3, v), torch.randperm(5000, generator=torch.Generator().manual_seed(v))[:v].to(DEVICE)
@@ -404,7 +484,7 @@ def grown(trees, B: int, width: int, depth: int, v: int, ties: bool, limits) -> 
     """All that a growing tree says: at every depth, and in the end. With ties all rows are the same: x, then y and y,
     then x have the same probability."""
     logits = lambda rows, seed: randn(v, seed=7).expand(B, rows, v) if ties else 4 * randn(B, rows, v, seed=seed)  # noqa: E731
-    said = [*trees.add(logits(depth + 1, 0), torch.arange(B, device=DEVICE))]  # 0: nobody's, but some row there must be
+    said = [*trees.add(logits(depth + 1, 0), torch.arange(B, device=DEVICE))]  # 0 stands for padding
     for n in range(1, depth):
         said += trees.add(logits(width, n))
     return [*said, *trees.prune(*limits)]
@@ -416,7 +496,7 @@ def same_trees(B: int, width: int, depth: int, most: int, v=700, ties=False, lim
     same(*(grown(trees, B, width, depth, v, ties, limits) for trees in both))
 
 
-def check_growing() -> None:
+def test_growing_trees():
     """Trees grow as in torch: ties, budgets and depths of their own, more tokens than one program holds, NaN."""
     for width, depth, most in cases(
         [(3, 2, 8), (4, 3, 15), (1, 1, 1), (1, 4, 4), (3, 1, 2), (5, 4, 15), (4, 3, 60), (8, 2, 9)]
@@ -442,7 +522,7 @@ def check_growing() -> None:
     same(alone, (tokens[1:], parents[1:]))
 
 
-def check_levels() -> None:
+def test_levels_of_trees():
     """DFlash's trees, whose candidates are the same after every node or not."""
     generator = torch.Generator().manual_seed(0)
     for shared in (False, True):
@@ -454,7 +534,7 @@ def check_levels() -> None:
         same(grow_tensors(expand, 4, 3, 9, grow_level=tk.level, prune=tk.pruned), expected)
 
 
-def check_entries() -> None:
+def test_what_eagle_s_head_is_given():
     """What EAGLE's head is given: entries, and normed streams into a part of a wider memory."""
     for d, dtype in cases((d, dtype) for dtype in DTYPES for d in (100, 8)):
         tokens, parents = whole([3, 0, 3], [9, 9, 1]), whole([1, 1, 0], [3, 0, 2])
@@ -485,7 +565,7 @@ def some_parents(n: int, depth: int, seed: int) -> list[int]:
     return parents
 
 
-def check_walks() -> None:
+def test_walking_a_verified_tree():
     """The verify pass of a tree is laid out, and its walk is greedy verification."""
     for n, depth in cases(TREES):
         parents = whole(*(some_parents(n, depth, seed) for seed in range(3)))
@@ -521,7 +601,7 @@ def check_walks() -> None:
         assert not sound
 
 
-def check_ends() -> None:
+def test_the_end_of_a_cycle():
     """The end of a cycle (text, lengths, log and report), a path that moves together, and the best token of a row."""
     B, k, nodes = 3, 3, 5
     drafter = SimpleNamespace(nodes=nodes, hidden_layers=(), state=list)
@@ -553,14 +633,16 @@ def check_ends() -> None:
     assert torch.equal(tk.best_of(x), best_tokens(x)) and tk.best_of(x)[1:].tolist() == [-1, -1, -1, 40]
 
 
-# ---- whole cycles, on a CPU alone -----------------------------------------------------------------------------------
+# ---- whole cycles --------------------------------------------------------------------------------------------------
 
 
-def check_cycles() -> None:
-    """Captured cycles by the kernels, as if the CPU were a GPU that has them all, against those in torch."""
+def test_cycles_by_kernels_are_those_in_torch():
+    """On a CPU as if it were a GPU that has them all."""
+    if FEW:
+        return  # slow in the interpreter
     # A small vocabulary, so that some tokens are accepted, and few heads: the interpreter is slow.
     small = dict(vocab_size=8, hidden_size=16, intermediate_size=32, num_heads=2, num_kv_heads=1)
-    target = random_model(num_layers=2, **small, dtype=torch.float32)
+    target = random_model(num_layers=2, **small, dtype=torch.float32, device=DEVICE)
     eagle = lambda head: D.Eagle(target, head, width=3, nodes=8)  # noqa: E731
     made = [
         ("eagle, sampled", eagle(random_eagle(target)), ms.Sampling(0.8, 5)),
@@ -569,35 +651,23 @@ def check_cycles() -> None:
         ("eagle, of its own shape", eagle(of_its_own_shape(target)), ms.Sampling()),
         ("dflash", D.DFlash(target, random_dflash(target), nodes=6), ms.Sampling()),
     ]
-    for name, drafter, sampling in cases(made):
-        in_torch = tree_decoder(target, drafter, sampling, lean=False)
-        with ExitStack() as stack:
-            for module in (weights, decode):
-                stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: True))
-            stack.enter_context(patch.object(weights, "best_attention", lambda device, dtype: weights.flash))
-            acted = tree_decoder(target, drafter, sampling, lean=True)
-            assert acted.kernels and acted.drafter.kernels and not in_torch.kernels
-            acted.launch(2)
-        in_torch.launch(2)
+    for name, drafter, sampling in made:
+        in_torch, by_kernels = (tree_decoder(target, drafter, sampling, kernels) for kernels in (False, True))
         for part in ("count", "text", "sound", "taken"):
-            assert torch.equal(getattr(acted, part), getattr(in_torch, part)), (name, part)
-        torch.testing.assert_close(acted.report, in_torch.report, atol=1e-5, rtol=1e-5)
-        assert torch.equal(acted.target.lengths, in_torch.target.lengths)
-        assert name == "dflash" or acted.count.sum() > 6 + 2 * 2, "nothing was accepted"
+            assert torch.equal(getattr(by_kernels, part), getattr(in_torch, part)), (name, part)
+        torch.testing.assert_close(by_kernels.report, in_torch.report, atol=1e-5, rtol=1e-5)
+        assert torch.equal(by_kernels.target.lengths, in_torch.target.lengths)
+        assert name == "dflash" or by_kernels.count.sum() > 6 + 2 * 2, "nothing was accepted"
 
 
-def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, lean: bool) -> TreeSpeculator:
-    fast = FastTransformer(target.transformer, 2, 64, lean=lean)
-    made = TreeSpeculator(fast, heads.on_device(drafter)(drafter, fast, 3), 3, sampling)
-    made.start([[3, 1, 4, 1, 5], [2]], seed=0)
+def tree_decoder(target: ms.Model, drafter: D.Drafter, sampling: ms.Sampling, kernels: bool) -> TreeSpeculator:
+    """After two cycles."""
+    with ExitStack() as stack:
+        for module in (weights, decode, heads):
+            stack.enter_context(patch.object(module, "has_kernels", lambda device, dtype: kernels))
+        fast = FastTransformer(target.transformer, 2, 64, lean=kernels)
+        made = TreeSpeculator(fast, heads.on_device(drafter)(drafter, fast, 3), 3, sampling)
+        assert bool(made.kernels) == bool(made.drafter.kernels) == kernels
+        made.start([[3, 1, 4, 1, 5], [2]], seed=0)
+        made.launch(2)
     return made
-
-
-CHECKS = [check_attention, check_attention_edges, check_attention_numbers, check_ragged]
-CHECKS += [check_products, check_shared_sums, check_large_activations, check_between, check_softmax, check_pick]
-CHECKS += [check_likeliest, check_growing, check_levels, check_entries, check_walks, check_ends]
-
-if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills what it allocates: what is unwritten shows
-    every = [*CHECKS, *[check_cycles] * (fd.INTERPRETED and not FEW)]
-    run_on_the_gpu({check.__name__.removeprefix("check_").replace("_", " "): check for check in every})
