@@ -48,8 +48,8 @@ nightly: $(VENV)/.installed-dev
 	$(PYTEST) -p no:nbval -m nightly tests
 
 # TESTS=test_passes runs those of one file, TESTS=replay those with this word in their name.
-gpu: $(VENV)/.installed
-	PYTHONPATH=.:tests $(BIN)/python tests/gpu/run.py $(TESTS)
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -v -p no:nbval -m "not nightly" tests/gpu tests/gpu/kernel_tests.py -k "$(TESTS)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,17 +1,18 @@
 """Every Triton kernel against its reference in plain torch, on a GPU, or on a CPU in Triton's interpreter, which
-test_kernels.py starts: Triton reads TRITON_INTERPRET once, when it is imported. run.py runs these functions.
+test_kernels.py starts: Triton reads TRITON_INTERPRET once, when it is imported.
 
-Each test loops over its cases; with `--few` it takes the first of them.
+Each test loops over its cases; with MINISPEC_FEW=1 it takes the first of them.
 """
 
+import os
 import random
-import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import pairwise, product
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.nn.functional as F
 from all_drafters import random_dflash, random_eagle, random_medusa
@@ -33,7 +34,8 @@ from minispec.sampling import best_tokens
 from minispec.tree import verify_mask
 from minispec.verify import greedy
 
-FEW, D = "--few" in sys.argv, ms.drafters
+FEW, D = "MINISPEC_FEW" in os.environ, ms.drafters
+pytestmark = [] if fd.INTERPRETED else [pytest.mark.gpu]
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 DTYPES = (torch.float32, torch.float16) if fd.INTERPRETED else fd.DTYPES  # the interpreter knows no bfloat16
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

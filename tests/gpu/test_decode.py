@@ -34,7 +34,8 @@ def check_logits(device: str, dtype: torch.dtype, **options) -> None:
         model = random_model(dtype=dtype, device=device, **shape)
         expected = random_model(**shape).transformer(tokens.cpu()).logits  # float64, and not fused
         # Half precision: as good as the reference in half precision, which rounds as often, is all one can ask.
-        tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype) or 2 * distance(
+        # RoPE's angles are float32, and a GPU's cosine of one may be the next number.
+        tolerance = {torch.float64: 1e-10 if device == "cpu" else 1e-6, torch.float32: 1e-4}.get(dtype) or 2 * distance(
             model.transformer(tokens).logits, expected
         )
         quick = FastTransformer(model.transformer, 2, 40, **options)

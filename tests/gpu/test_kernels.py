@@ -29,15 +29,26 @@ def test_the_references_import_without_triton(monkeypatch):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [["--few"], pytest.param([], marks=pytest.mark.nightly)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    "few", [{"MINISPEC_FEW": "1"}, pytest.param({}, marks=pytest.mark.nightly)], ids=["few", "all"]
+)
 def test_the_kernels_are_their_references(few):
     """In Triton's interpreter, in a process of its own."""
     if Version(fd.triton.__version__) < Version("3.7"):
         pytest.skip("the interpreter of Triton before 3.7 stumbles over NumPy 2.4")
     here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parents[1]), str(here.parent)])
-    env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=paths)
-    command = [sys.executable, "-W", "ignore", str(here / "run.py"), "kernel_tests", *few]
+    env = os.environ | dict(TRITON_INTERPRET="1", OMP_NUM_THREADS="1") | few
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:nbval",
+        "-p",
+        "no:cacheprovider",
+        here / "kernel_tests.py",
+    ]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
 
