@@ -52,8 +52,9 @@ def missing_smollm2() -> str | None:
 
 # A file is one worker's, so the longest begin first: one of them at the end would leave the other workers idle.
 LONGEST = (
-    "test_lab test_speculate test_engine test_exercises test_grader test_site_pages test_cpu test_triton "
-    "test_parallel test_attacks 09_medusa 10_eagle_and_dflash 08_drafters 02_kv_cache 12_fewer_bytes"
+    "test_lab test_speculate test_engine_sampling test_engine_failures test_exercises test_grader test_site_pages "
+    "test_cpu test_kernels test_parallel test_attacks 09_medusa 10_eagle_and_dflash 08_drafters 02_kv_cache "
+    "12_fewer_bytes"
 ).split()
 
 
