@@ -49,7 +49,7 @@ nightly: $(VENV)/.installed-dev
 
 # TESTS=test_passes runs those of one file, TESTS=replay those with this word in their name.
 gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -v -p no:nbval -m "not nightly" tests/gpu tests/gpu/kernel_tests.py -k "$(TESTS)"
+	$(BIN)/python -m pytest -v -p no:nbval --deselect tests/gpu/test_kernels.py tests/gpu tests/gpu/kernel_tests.py -k "$(TESTS)"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
