@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .recurrent import States
-from .require import require, require_counts
+from .require import require_counts
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [B, H, T, D], k and v [B, Hkv, T, D] → [B, H, T, D]
 
@@ -152,8 +152,9 @@ class KVCache:
     def reserve(self, count: int) -> tuple[Tensor, int]:
         """The slots of the next `count` tokens per sequence, [B, T], and how many leading slots are in use then."""
         end = int(self.lengths.max()) + count
-        wanted = f"{end} or more: the longest sequence has {end - count} tokens cached, and {count} more come"
-        require(end <= self.capacity, wanted, capacity=self.capacity)
+        if end > self.capacity:
+            known = f"the longest sequence has {end - count} tokens cached, and {count} more come"
+            raise ValueError(f"capacity={self.capacity}: give {end} or more: {known}")
         return self.lengths[:, None] + torch.arange(count, device=self.lengths.device), end
 
     def extend(self, layer: int, slots: Tensor, end: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,8 +176,8 @@ class KVCache:
     def rewind(self, length: int | Tensor) -> None:
         """Discard everything after the first `length` tokens (one number for all sequences, or [B])."""
         length = torch.as_tensor(length, device=self.lengths.device).expand_as(self.lengths)
-        fits = bool(((length >= 0) & (length <= self.lengths)).all())
-        require(fits, f"0 to what is cached, {self.lengths.tolist()}", length=length.tolist())
+        if not bool(((length >= 0) & (length <= self.lengths)).all()):  # one host sync; the words would take two more
+            raise ValueError(f"length={length.tolist()}: give 0 to what is cached, {self.lengths.tolist()}")
         self.lengths.copy_(length)
 
     def gather(self, path: Tensor, start: Tensor) -> None:

@@ -79,8 +79,10 @@ class Hosted(Loop):
         self.tables = [self.tables[i] for i in going]
 
     def close(self) -> None:
-        super().close()
-        self.lease.give_back()
+        try:
+            super().close()  # asks the drafter to forget, which may fail
+        finally:
+            self.lease.give_back()
 
 
 AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next

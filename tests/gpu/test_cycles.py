@@ -221,6 +221,23 @@ def test_a_draft_length_that_changes_is_the_host_s(device):
     assert out.tokens == ms.generate(slow(target), PROMPTS[2], 20).tokens
 
 
+def test_a_drafter_that_fails_leaves_the_model_s_memory_to_the_next_call(device):
+    """Else every later call of the process would wait for it, and decode eagerly."""
+
+    class Forgets(D.NGram):
+        def forget(self, id):
+            raise RuntimeError("no")
+
+        def propose(self, sequences, k):
+            raise KeyError("nor this")
+
+    target, _ = models(device)
+    with pytest.raises(RuntimeError):
+        ms.speculate(target, PROMPTS[0], Forgets(), 3, 4)
+    out, _ = both(target, PROMPTS[0], D.NGram(), 3, 8, Hosted)
+    assert out.tokens == ms.generate(slow(target), PROMPTS[0], 8).tokens
+
+
 BATCHES = "medusa", "dflash", "typical", "exit", *HOSTED
 
 
