@@ -86,7 +86,7 @@ def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     sampling = sequences[0].sampling
     if sampling.greedy:  # no distribution is needed to know its only token
         return best_tokens(logits)[:, None]
-    u = uniforms([sequence.generator for sequence in sequences], 1, logits.device)  # [B, 1]
+    u = uniforms([sequence.coins for sequence in sequences], 1, logits.device)  # [B, 1]
     return pick(sampling.probs(logits)[:, None], u)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING
 
-import torch
-
 from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 from .require import require, require_counts, whole
-from .sampling import Sampling
+from .sampling import Coins, Sampling
 
 if TYPE_CHECKING:
     from .load.model import Model
@@ -82,12 +81,9 @@ class SamplingParams(Sampling):
         """What to do to the logits of one sequence; None: nothing, ever."""
         return Processors(self, model, prompt) if self.by_prefix or self.min_new_tokens else None
 
-    def generator(self, index: int = 0) -> torch.Generator:
-        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself; the others'
-        are not seed + 1, + 2, …, because batches with the seeds 0 and 1 would share all but one of them."""
-        generator = torch.Generator()
+    def coins(self, index: int = 0) -> Coins:
+        """The randomness of sequence `index` of a batch. The first one's seed is the seed itself; the others' are not
+        seed + 1, + 2, …, because batches with the seeds 0 and 1 would share all but one of them."""
         if self.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(Random(f"{self.seed} {index}").getrandbits(63) if index else int(self.seed))
-        return generator
+            return Coins(secrets.randbits(64))
+        return Coins(Random(f"{self.seed} {index}").getrandbits(64) if index else int(self.seed))

@@ -4,8 +4,9 @@
 the distribution that tokens are really sampled from, so target and draft must both go through here, truncation
 included.
 
-Random numbers come from one place, too: every sequence has a generator of its own on the CPU, seeded once. The same
-seed gives the same numbers on every device, whoever asks for them: `generate`, `speculate` or an engine.
+Random numbers come from one place, too: the n-th number of a sequence is a hash of its seed and n (`Coins`). There is
+nothing to be stored or sent but one whole number, and the same seed gives the same bits on every device, whoever asks
+for them: `generate`, `speculate` or an engine.
 """
 
 from __future__ import annotations
@@ -14,18 +15,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from .require import real, require, whole
-
-if TYPE_CHECKING:
-    pass
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
 COLDEST = 1e-30  # dividing by less would overflow float32; the best token has all the mass long before
@@ -134,13 +130,61 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return p
 
 
-def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int], device="cpu") -> Tensor:
-    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator. A sequence takes its own
+# ---- random numbers ------------------------------------------------------------------------------------------------
+#
+# A counter that is hashed (splitmix64: Steele, Lea and Flood, 2014): the state of a sequence grows by GOLDEN with every
+# number, and the number is what `mixed` makes of it. All of it is whole numbers modulo 2⁶⁴, which wrap around alike in
+# torch on a CPU, on a GPU, and in a kernel.
+
+GOLDEN = -7046029254386353131  # 2⁶⁴ / the golden ratio, odd: a state comes back after 2⁶⁴ numbers
+MIXERS = -4658895280553007687, -7723592293110705685
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """x >> bits of a number without a sign; torch's own fills up with the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """64 bits, each of which depends on all bits of x [...]. No two x give the same."""
+    for bits, mixer in zip((30, 27), MIXERS, strict=True):
+        x = (x ^ shifted(x, bits)) * mixer
+    return x ^ shifted(x, 31)
+
+
+def uniform(states: Tensor) -> Tensor:
+    """Numbers in [0, 1), the best 53 bits of each hash: float64 holds them exactly."""
+    return shifted(mixed(states), 11).double() * 2**-53
+
+
+def signed(number: int) -> int:
+    """Modulo 2⁶⁴, as an int64 has it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+class Coins:
+    """A sequence's random numbers: number n = 1, 2, … is uniform(state + n · GOLDEN)."""
+
+    def __init__(self, seed: int):
+        self.state = int(mixed(torch.tensor(signed(seed))))  # seeds that follow each other begin far apart
+
+    def skip(self, count: int) -> None:
+        """So many numbers have been used."""
+        self.state = signed(self.state + count * GOLDEN)
+
+
+def uniforms(coins: Sequence[Coins], counts: int | Sequence[int], device="cpu") -> Tensor:
+    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own coins. A sequence takes its own
     count and no more (zeros follow): which numbers it gets next must not depend on how many another one needed."""
-    counts = [counts] * len(generators) if isinstance(counts, int) else counts
-    each = zip(counts, generators, strict=True)
-    u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
-    return u.to(device)
+    counts = [counts] * len(coins) if isinstance(counts, int) else list(counts)
+    n = torch.arange(1, 1 + max(counts, default=0))
+    u = uniform(torch.tensor([own.state for own in coins])[:, None] + n * GOLDEN)  # [B, longest]
+    for own, count in zip(coins, counts, strict=True):
+        own.skip(count)
+    return torch.where(n <= torch.tensor(counts)[:, None], u, 0.0).to(device)
+
+
+# ---- from a distribution to a token --------------------------------------------------------------------------------
 
 
 def pick(probs: Tensor, u) -> int | Tensor:

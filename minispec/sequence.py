@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .output import Output, Writer
 from .params import SamplingParams
-from .sampling import Sampling
+from .sampling import Coins, Sampling
 from .trace import Trace
 from .tree import Draft
 
@@ -38,7 +38,7 @@ class Sequence:
     id: Hashable  # no other living sequence of this process has it: a drafter, which engines may share, files under it
     tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
     sampling: Sampling = GREEDY
-    generator: torch.Generator | None = None
+    coins: Coins | None = None  # its random numbers; None: it needs none
     unseen: list[dict[int, Tensor]] = field(default_factory=list)  # target's states for its next draft, [n, d]
     max_new_tokens: int = 64
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
@@ -73,7 +73,7 @@ class Sequence:
         """What `params` ask of a model for this prompt, as number `index` of a batch."""
         processors, writer = params.processors(model, prompt), Writer(model, params, len(prompt), stream)
         shared = dict(max_new_tokens=params.max_new_tokens, processors=processors, writer=writer)
-        return cls(next_id(), list(prompt), params.sampling, params.generator(index), **shared, **options)
+        return cls(next_id(), list(prompt), params.sampling, params.coins(index), **shared, **options)
 
     # ---- lengths ---------------------------------------------------------------------------------------------------
 

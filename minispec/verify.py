@@ -304,7 +304,7 @@ def judge(
     q = stack(drafts, p)  # [B, n, V], or None
     if q is not None:
         check_sampled(drafted, q, lengths if len(set(counts)) > 1 else None)
-    u = uniforms([sequence.generator for sequence in sequences], [count + 1 for count in counts], p.device)
+    u = uniforms([sequence.coins for sequence in sequences], [count + 1 for count in counts], p.device)
     slots, _ = pad([[parent + 1 for parent in draft.node_parents] for draft in drafts], p.device)  # [B, n]
     p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], slots, drafted]  # each where it was guessed
     if chains:

@@ -20,6 +20,7 @@ import torch
 from scipy import stats
 
 import minispec as ms
+from minispec.sampling import Coins
 
 DRAWS, P_VALUE, LEAST_EXPECTED = 9_000, 1e-4, 5.0
 
@@ -38,10 +39,9 @@ def no_garbage_collection():
 
 @contextmanager
 def many_rows(seed: int = 0):
-    """For a batch of thousands. Each row would have a generator of its own, to be seeded and asked one after the other;
-    here all share one, whose numbers are as independent and come by one call."""
-    generator = torch.Generator().manual_seed(seed)
-    with no_garbage_collection(), patch.object(ms.SamplingParams, "generator", lambda self, index=0: generator):
+    """For a batch of thousands, whose rows get other seeds with another `seed` here."""
+    own = lambda self, index=0: Coins(seed << 32 | index)  # noqa: E731
+    with no_garbage_collection(), patch.object(ms.SamplingParams, "coins", own):
         yield
 
 

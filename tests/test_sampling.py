@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 
 import minispec as ms
 from minispec.params import SamplingParams
-from minispec.sampling import best_tokens, pick, uniforms
+from minispec.sampling import Coins, best_tokens, pick, uniforms
 
 # Quarter steps make ties frequent, also at the borders of top-k and top-p; −inf is a token that is forbidden already.
 LOGIT = st.one_of(st.floats(-30, 30, width=32), st.integers(-12, 12).map(lambda n: n / 4), st.just(-math.inf))
@@ -70,7 +70,7 @@ def test_samples_follow_their_distribution(sampling):
     > 99.9 % (noncentrality n δ² (1/p + 1/p′) ≥ 72 with 11 degrees of freedom): the last lines do just that."""
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1)) * 1.5
     probs = sampling.probs(logits)[0]
-    sampled = pick(probs.expand(20_000, -1), uniforms([torch.Generator().manual_seed(2)] * 20_000, 1)[:, 0])
+    sampled = pick(probs.expand(20_000, -1), uniforms([Coins(seed) for seed in range(20_000)], 1)[:, 0])
     counts = torch.bincount(sampled, minlength=12)
     alive = probs > 0
     assert counts[~alive].sum() == 0
@@ -80,8 +80,8 @@ def test_samples_follow_their_distribution(sampling):
     assert chisquare(counts[alive], expected).pvalue < 1e-4
 
 
-def test_a_generator_repeats_its_draws():
-    draw = lambda seed, index=0: uniforms([SamplingParams(seed=seed).generator(index)], 50)  # noqa: E731
+def test_a_seed_repeats_its_numbers():
+    draw = lambda seed, index=0: uniforms([SamplingParams(seed=seed).coins(index)], 50)  # noqa: E731
     assert torch.equal(draw(3), draw(3)) and not torch.equal(draw(3), draw(4))
     every = [draw(seed, index) for seed in (3, 4) for index in range(4)]  # two batches share no sequence's numbers
     assert all(not torch.equal(a, b) for i, a in enumerate(every) for b in every[:i])
@@ -94,10 +94,10 @@ def test_a_generator_repeats_its_draws():
 
 def test_random_numbers_do_not_depend_on_the_batch_or_on_how_many_are_taken_at_once():
     """Captured launches rely on it: they take the numbers of several tokens at once."""
-    one, two = (SamplingParams(seed=seed).generator() for seed in (1, 2))
+    one, two = (SamplingParams(seed=seed).coins() for seed in (1, 2))
     together = uniforms([one, two], [9, 4])
     assert together.shape == (2, 9) and not together[1, 4:].any()
-    again = SamplingParams(seed=1).generator()
+    again = SamplingParams(seed=1).coins()
     alone = torch.cat([uniforms([again], count) for count in (1, 1, 5, 2)], 1)
     assert torch.equal(alone[0], together[0])
 

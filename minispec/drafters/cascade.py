@@ -49,7 +49,7 @@ class Cascade(DraftModel):
             q_inner = stack(drafts, p)
             if q_inner is not None:
                 check_sampled(guessed, q_inner, lengths)
-            u = uniforms([c.generator for c in now], p.shape[1], p.device)
+            u = uniforms([c.coins for c in now], p.shape[1], p.device)
             accepted, emitted = chain_batch(p, q_inner, guessed, lengths, u)
             for j, (c, a, token) in enumerate(zip(now, accepted.tolist(), emitted.tolist(), strict=True)):
                 self.memory.lengths[c.id] = len(c.tokens) + a  # the last token and the accepted drafts

@@ -163,7 +163,7 @@ def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: 
             chosen = largest(logits)  # [B]
         else:
             if u is None:
-                u = uniforms([sequence.generator for sequence in sequences], k, logits.device)  # [B, k]
+                u = uniforms([sequence.coins for sequence in sequences], k, logits.device)  # [B, k]
             probs.append(distributions(logits, samplings))  # [B, V]
             chosen = pick(probs[-1], u[:, step])
         tokens.append(chosen)

@@ -28,7 +28,7 @@ class Synthetic(Drafter):
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         drafts = []
-        for u in uniforms([sequence.generator for sequence in sequences], 2 * k).tolist():
+        for u in uniforms([sequence.coins for sequence in sequences], 2 * k).tolist():
             tokens = [self.ids[int(x * len(self.ids))] for x in u[:k]]
             accepted = next((i for i, x in enumerate(u[k:]) if x >= self.acceptance), k)
             drafts.append(Draft(tokens, accepted=accepted))

@@ -164,7 +164,7 @@ class ModelForMany(DraftsForMany):
         self.sheet[: launch.rows].copy_(self.host_lines[: launch.rows], non_blocking=True)
         if cuts is not None:
             ways = [[s.temperature, s.top_k or memory.buckets.config.vocab_size, s.top_p, s.min_p] for s in samplings]
-            u = uniforms([c.generator for c in fitting], k)
+            u = uniforms([c.coins for c in fitting], k)
             self.host_numbers[: len(ways), : 4 + k] = torch.cat([torch.tensor(ways, dtype=u.dtype), u], 1)
             self.numbers.copy_(self.host_numbers, non_blocking=True)
         self.sent.record()

@@ -9,7 +9,7 @@ later whether the sequence has ended: what was generated past its end is dropped
     with heads    (heads.py) the draft is a tree, n tokens and their parents; the target processes it under its
                   ancestors' mask, and the accepted path's keys and values are moved together
 
-The random numbers are the reference's: the host takes them from each sequence's own generator, in the reference's
+The random numbers are the reference's: the host takes them from each sequence's own coins, in the reference's
 order, and puts them where the next launches find them. After a cycle (a accepted of k, n = count) the target's cache
 holds n − 1 tokens, the draft's too, or n − 2 if a = k, since it has never processed d_k. It always processes two tokens
 next: the second is padding unless a = k, lands past the length and is overwritten, so one shape does for both.
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..params import SamplingParams
-from ..sampling import COLDEST, NOT_FINITE, Sampling, finite, pad, truncate, uniforms
+from ..sampling import COLDEST, NOT_FINITE, Coins, Sampling, finite, pad, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import at, chain_batch, tree_batch
@@ -74,7 +74,7 @@ class FastDecoder:
         self.count = torch.ones(target.batch, dtype=torch.long, device=device)  # [B]
         self.sound = torch.ones((), dtype=torch.bool, device=device)  # no NaN so far
         # Random numbers of the next launches, [B, n], of which each takes `numbers`; and how many are taken.
-        self.generators: list[torch.Generator] = []
+        self.coins: list[Coins] = []
         self.random = torch.zeros(target.batch, target.capacity * self.numbers + 1, dtype=torch.float64, device=device)
         self.taken = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
@@ -100,7 +100,7 @@ class FastDecoder:
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
         if sampling is not None:
             self.sampling.set(sampling)
-        self.generators = [SamplingParams(seed=seed).generator(i) for i in range(len(prompts) if self.numbers else 0)]
+        self.coins = [SamplingParams(seed=seed).coins(i) for i in range(len(prompts) if self.numbers else 0)]
         tokens, counts = pad([list(prompt) for prompt in prompts], self.target.device)
         self.text[:, : tokens.shape[1]] = tokens
         self.count.copy_(counts)
@@ -160,7 +160,7 @@ class FastDecoder:
     def supply(self, times: int) -> None:
         """Put the random numbers of so many launches where they find them."""
         if self.numbers:
-            random = uniforms(self.generators, times * self.numbers)
+            random = uniforms(self.coins, times * self.numbers)
             self.random[:, : random.shape[1]].copy_(random)
             self.taken.zero_()
 

@@ -207,7 +207,7 @@ class Runner:
         plain = [turn for turn in plain if not turn.sequence.needs_processing]
         if plain:
             sequences, at = [turn.sequence for turn in plain], chosen([turn.at for turn in plain], results.best)
-            u = uniforms([sequence.generator for sequence in sequences], 1).to(results.best.device, non_blocking=True)
+            u = uniforms([sequence.coins for sequence in sequences], 1).to(results.best.device, non_blocking=True)
             results.best[at] = sample(results.logits[at], [sequence.sampling for sequence in sequences], u[:, 0])
             results.tokens = None  # whatever the host has by now does not hold these
             for turn in plain:

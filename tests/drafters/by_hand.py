@@ -9,6 +9,7 @@ from torch import Tensor
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.model import rope_at, rotate
+from minispec.sampling import Coins
 from minispec.sequence import Sequence
 from minispec.tree import path_to
 
@@ -23,7 +24,7 @@ def sequence(
         with torch.no_grad():
             states = target.transformer.body(torch.tensor([tokens[:-1]]), hidden_layers=layers)[1]
         hidden = {n: h[0, since:] for n, h in states.items()}
-    return Sequence(id, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed), [hidden])
+    return Sequence(id, list(tokens), sampling or ms.Sampling(), Coins(seed), [hidden])
 
 
 def rms(x: Tensor, gain: Tensor | float = 1.0, eps: float = 1e-5) -> Tensor:

@@ -2,6 +2,7 @@
 for. (Greedy and sampled outputs in both loops: all_drafters.)"""
 
 import random
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.ahead import Ahead, likelihoods
 from minispec.exact import chain_cycle, exact_distribution, propose_chain, total_variation
+from minispec.sampling import Coins
 from minispec.sequence import Sequence
 
 D = ms.drafters
@@ -95,7 +97,7 @@ def check_drafts_are_the_models(make=ahead_of, turns: int = 30) -> None:
     ahead, rng = make(draft, 6), random.Random(1)
     ahead.fit(target)
     texts: dict[int, list[int]] = {}
-    of = lambda id: Sequence(id, list(texts[id]), generator=torch.Generator())  # noqa: E731
+    of = lambda id: Sequence(id, list(texts[id]), coins=Coins(0))  # noqa: E731
     for turn in range(turns):
         if turn < 3:
             texts[turn] = [rng.randrange(64) for _ in range(rng.randint(1, 6))]
@@ -139,7 +141,7 @@ def check_passes(make=ahead_of) -> None:
 
 
 def check_distribution(make=ahead_of, draws: int = 1_200) -> None:
-    """Sampled outputs follow the target, with a generator for each sequence."""
+    """Sampled outputs follow the target, with coins of its own for each sequence."""
     target, draft = countable_pair()
     ahead = make(draft, 8)
     outs = ms.speculate(target, [SAMPLED_PROMPT] * draws, ahead, 1, SAMPLED_TOKENS, temperature=1.0, seed=5)
@@ -192,8 +194,8 @@ class UsesTheVerificationsNumbers(Ahead):
         propose = self.inner.propose
 
         def with_twins(forks, k):
-            twins = [torch.Generator().set_state(fork.generator.get_state()) for fork in forks]
-            return propose([replace(fork, generator=twin) for fork, twin in zip(forks, twins, strict=True)], k)
+            twins = [copy(fork.coins) for fork in forks]
+            return propose([replace(fork, coins=twin) for fork, twin in zip(forks, twins, strict=True)], k)
 
         self.inner.propose = with_twins
         super().while_verifying(sequences, drafts)

@@ -10,6 +10,7 @@ import torch
 
 import minispec as ms
 from minispec.drafters import Lookahead
+from minispec.sampling import Coins
 from minispec.sequence import Sequence
 from minispec.speculate import Loop
 
@@ -20,8 +21,7 @@ SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, nu
 
 def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sampling: ms.Sampling, seed: int = 0):
     """Rows and their loop as `speculate` makes them, to run it cycle by cycle."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = [Sequence(i, list(p), sampling, generator, max_new_tokens=count) for i, p in enumerate(prompts)]
+    rows = [Sequence(i, list(p), sampling, Coins(seed << 32 | i), max_new_tokens=count) for i, p in enumerate(prompts)]
     return rows, Loop(target, rows, drafter, k, ms.SamplingParams(max_new_tokens=count))
 
 
@@ -74,7 +74,7 @@ def test_every_window_token_attends_to_a_sequence_without_gaps(tiny):
 
 def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
     drafter = Lookahead(tiny, window=3, ngram=3, guesses=2)
-    (draft,) = drafter.propose([Sequence(0, [7, 8], ms.Sampling(), torch.Generator())], 4)
+    (draft,) = drafter.propose([Sequence(0, [7, 8], ms.Sampling(), Coins(0))], 4)
     assert draft.tokens == [] and draft.parents == [] and draft.probs is None
     assert set(draft.scratch.tokens) <= {7, 8} and len(draft.scratch.tokens) == 6
     assert draft.scratch.offsets == [1, 2, 3, 2, 3, 4]
@@ -96,8 +96,8 @@ def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
     settle([[1, 5, 5], [16, 1, 1]], [26, 2, 2], accepted=3)
     assert state.pool[1] == [(16, 26), (15, 25)] and state.pool[5] == [(1, 2)]  # seen again: newest again
     assert state.levels == [[], []]
-    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 4)
+    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), Coins(0))], 4)
     assert (draft.tokens, draft.parents) == ([16, 26, 15, 25], [-1, 0, -1, 2])
     assert len(draft.scratch.tokens) == 6
-    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 1)
+    (draft,) = drafter.propose([Sequence(0, [7, 8, 1], ms.Sampling(), Coins(0))], 1)
     assert (draft.tokens, draft.parents) == ([16, 15], [-1, -1])  # k is how deep

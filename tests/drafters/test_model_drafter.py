@@ -75,10 +75,10 @@ def test_q_of_a_cascades_inner_model_is_true_after_every_correction_and_rejectio
 def test_a_greedy_draft_is_not_sampled_at_all(tiny_draft):
     for sampling, own in ((ms.Sampling(), None), (ms.Sampling(temperature=1.0), ms.Sampling())):
         row = sequence([3, 1, 4], sampling=sampling)
-        before = row.generator.get_state()
+        before = row.coins.state
         (draft,) = D.Model(tiny_draft, own).propose([row], 5)
         assert draft.probs is None and draft.tokens == ms.generate(tiny_draft, [3, 1, 4], 5).tokens
-        assert torch.equal(row.generator.get_state(), before)
+        assert row.coins.state == before
 
 
 # ---------------------------------------------------------------- its cache

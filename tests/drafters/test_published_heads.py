@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 import minispec as ms
 from minispec.drafters.eagle import Form
 from minispec.load.heads_dflash import evenly
+from minispec.sampling import Coins
 from minispec_tools.export import write_dflash, write_eagle
 
 D = ms.drafters
@@ -201,7 +202,7 @@ def test_our_own_forms_are_written_as_published_ones(make_model, tmp_path):
         folder = write_dflash(head, qwen, tmp_path / kind.kind)
         hidden, drafts = {n: formula(f"hidden.{n}", len(TEXT) - 1, 32) for n in (1, 4)}, []
         for source in (head, folder):
-            sequence = ms.Sequence(0, TEXT, ms.Sampling(1.0), torch.Generator().manual_seed(0), [hidden])
+            sequence = ms.Sequence(0, TEXT, ms.Sampling(1.0), Coins(0), [hidden])
             drafts += drafter(qwen, source).propose([sequence], 3)
         mine, read = drafts
         assert mine.tokens and (mine.tokens, mine.parents) == (read.tokens, read.parents)

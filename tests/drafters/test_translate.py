@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 import minispec as ms
 from minispec.drafters.translate import Padded, Shared, same_tokens, spellings
 from minispec.processors.constraint import common
+from minispec.sampling import Coins
 
 TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
 
@@ -129,7 +130,7 @@ def test_greedy():
         assert ms.speculate(target, prompt, drafter, 3, 20).tokens == tokens
         for cycle in cycles.trace.cycles:
             text = [*target.encode(prompt), *tokens][: cycle.committed]
-            context = ms.Sequence(10**9, text, ms.Sampling(), torch.Generator())
+            context = ms.Sequence(10**9, text, ms.Sampling(), Coins(0))
             [fresh] = drafter.propose([context], max(1, len(cycle.drafted)))
             drafter.forget(10**9)
             assert fresh.tokens[: len(cycle.drafted)] == cycle.drafted
@@ -148,7 +149,7 @@ def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
     assert kept < len(un)  # the split has changed
     drafter = ms.drafters.Model(draft, translate=True)
     drafter.fit(target)
-    context = ms.Sequence(1, target.encode("the un"), ms.Sampling(), torch.Generator())
+    context = ms.Sequence(1, target.encode("the un"), ms.Sampling(), Coins(0))
     drafter.propose([context], 2)
     context.tokens = [*context.tokens, *target.encode("do the dog")]
     drafter.settle(1, [], 0)

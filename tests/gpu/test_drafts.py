@@ -17,6 +17,7 @@ from minispec.drafters.base import FOR_MANY
 from minispec.gpu import drafts
 from minispec.gpu.captured_runner import CapturedRunner
 from minispec.gpu.drafts import DraftsForMany, Launch, MedusaForMany
+from minispec.sampling import Coins
 from minispec.sequence import Sequence, next_id
 from minispec.tree import cut
 
@@ -145,7 +146,7 @@ def test_a_request_that_is_not_drafted_for_keeps_its_memory(kind):
 
     def context(i: int, length: int) -> Sequence:
         hidden = {n: s[seen[i] : length - 1] + i for n, s in states.items()}
-        return Sequence(ids[i], tokens[:length], ms.Sampling(), torch.Generator(), [hidden])
+        return Sequence(ids[i], tokens[:length], ms.Sampling(), Coins(0), [hidden])
 
     for asked, length in (((0, 1, 2, 3), 9), ((1,), 12), ((2, 3), 13), ((0, 4), 10), ((3, 1), 30), ((4, 0), 33)):
         contexts = [context(i, length) for i in asked]
