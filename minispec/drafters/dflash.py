@@ -163,8 +163,6 @@ class DFlash(HeadDrafter):
         return True  # the last token alone will do
 
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        if self.captured and self.captured.knows(sequences):
-            return self.captured.propose(sequences, k)
         states = self.states(sequences)[:, :k]  # [b, min(k, B − 1), d]
         logits, last = linear(states, self.head_rows), self.last(sequences)[:, 0]  # [b, min(k, B − 1), v], [b]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in sequences]

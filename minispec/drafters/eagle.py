@@ -211,7 +211,7 @@ class Eagle(HeadDrafter):
         return min(self.nodes, self.width + (k - 1) * self.width**2) if self.tree else k
 
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
-        return (self.captured.propose if self.captured else self._trees if self.tree else self._chains)(sequences, k)
+        return (self._trees if self.tree else self._chains)(sequences, k)
 
     def _catch_up(self, sequences: list[Sequence], extra: int) -> Tensor:
         """Process the newly verified tokens with their true features: the newest f of every sequence [B, d]. `extra`

@@ -157,22 +157,19 @@ class Medusa(HeadDrafter):
         m = len(self.heads.accuracy[0])
         return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
 
+    def tree_of(self, depth: int, nodes: int) -> Tree:
+        """At most so many nodes, those that are accepted most often, none deeper than this."""
+        return self._shape(self.choices[min(depth, self.heads.count)][:nodes] if depth else [])
+
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
         newest = torch.stack([c.hidden[layers][-1] for c in sequences])  # [B, d], those that predicted the last tokens
-        table = (self.captured or self.table)(newest).tolist()  # [B, K · m]
-        return [self._fill(candidates, k, c) for c, candidates in zip(sequences, table, strict=True)]
+        table = self.table(newest).tolist()  # [B, K · m]
+        shapes = [self.tree_of(k, c.allowed_nodes(self.max_tree_nodes(k))) for c in sequences]
+        filled = [[row[i] for i in shape.tokens] for row, shape in zip(table, shapes, strict=True)]
+        parents = [shape.parents if shape.tokens and self.tree != "chain" else None for shape in shapes]
+        return [Draft(tokens, None, above) for tokens, above in zip(filled, parents, strict=True)]
 
     def table(self, newest: Tensor) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""
         return self.heads.candidates(self.target.transformer.norm(newest).to(self.heads.weight.dtype)).flatten(1)
-
-    def _fill(self, candidates: list[int], k: int, sequence: Sequence) -> Draft:
-        """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
-        depth = min(k, self.heads.count)
-        shape = self.shapes[depth]
-        allowed = sequence.allowed_nodes(len(shape.tokens))
-        if allowed < len(shape.tokens):
-            shape = self._shape(self.choices[depth][:allowed])
-        tokens = [candidates[i] for i in shape.tokens]
-        return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)

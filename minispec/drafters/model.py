@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..load.model import Model
@@ -163,7 +164,9 @@ def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: 
             chosen = largest(logits)  # [B]
         else:
             if u is None:
-                u = uniforms([sequence.coins for sequence in sequences], k, logits.device)  # [B, k]
+                counts = [s.allowed_nodes(k) * (not own.greedy) for s, own in zip(sequences, samplings, strict=True)]
+                u = uniforms([sequence.coins for sequence in sequences], counts, logits.device)  # [B, ≤ k]
+                u = F.pad(u, (0, k - u.shape[1]))  # what is picked by a zero is not kept
             probs.append(distributions(logits, samplings))  # [B, V]
             chosen = pick(probs[-1], u[:, step])
         tokens.append(chosen)

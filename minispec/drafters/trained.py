@@ -93,7 +93,8 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         ready = [c for c in sequences if k >= 1 and self.ready(c)]
-        drafts = dict(zip(ready, self.draft(ready, k) if ready else (), strict=True))
+        device = self.captured if self.captured and self.captured.knows(ready) else None
+        drafts = dict(zip(ready, (device.propose if device else self.draft)(ready, k) if ready else (), strict=True))
         return [drafts.get(c, Draft([])) for c in sequences]
 
     def capture(self) -> None:
@@ -101,7 +102,6 @@ class HeadDrafter(Drafter):
             super().capture()
 
     def forget(self, id: int) -> None:
-        if self.memory:
-            self.memory.forget(id)
-            if self.captured:
-                self.captured.forget(id)
+        for memory in (self.memory, self.captured):
+            if memory:
+                memory.forget(id)

@@ -7,7 +7,7 @@ others.
 As long as the same requests go on decoding, the next pass need not wait for the host: the tokens are on the device
 already, so the pass after this one is launched before the sync, and its own sync is in the next step. With a drafter
 that holds for steps in which nobody drafts. Drafts that the device makes stay there, too: the pass over them is
-launched right after, and for greedy requests the whole next cycle after it (drafts.py, chains.py).
+launched right after, then the verdicts, and the whole next cycle after them (drafts.py, chains.py).
 """
 
 import warnings
@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 
 from ..drafters.base import Drafter
 from ..load.model import Model
+from ..sampling import NOT_FINITE
 from ..sequence import Sequence
 from ..serving.blocks import BlockPool
 from ..serving.runner import Results, Runner, prune, ran
 from ..serving.scheduler import Step, Turn
+from ..trace import Cycle
 from .drafts import Cycles, DraftsForMany, Launch
 from .passes import rows_of
 
@@ -59,7 +61,10 @@ class CapturedRunner(Runner):
         self.ahead: Ahead | None = None  # what is under way: for the next step, and from `begin` to `forward` for this
         self.runs_ahead = True  # whether there may be any
         made_here = drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany)
-        self.cycles = Cycles(drafter.captured, self.buckets) if made_here else None  # None: only plain passes
+        self.cycles = Cycles(drafter.captured, self.buckets, rule) if made_here else None  # None: only plain passes
+        self.judged: set[Turn] = set()  # of this step, whose cycle ends on the device …
+        self.verdicts: list[list[float]] | None = None  # … and what came of them, a line for each row …
+        self.wait: Callable[[], list[list[float]]] | None = None  # … once it has arrived; None: the host finds out
 
     def new_cache(self):
         blocks = self.pool.num_blocks, self.pool.block_size
@@ -68,7 +73,8 @@ class CapturedRunner(Runner):
 
     def begin(self, turns: list[Turn]) -> None:
         """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
-        self.latest = self.pending = None
+        self.latest = self.pending = self.verdicts = self.wait = None
+        self.judged = set()
         if self.ahead is None:
             return
         decoding = [turn for turn in turns if decodes(turn)]
@@ -139,7 +145,7 @@ class CapturedRunner(Runner):
     def learn_drafts(self) -> None:
         """What the device has drafted, as the host's own."""
         if self.pending is not None:
-            for turn, draft in zip(self.drafting, self.pending.drafts(), strict=True):
+            for turn, draft in zip(self.drafting, self.pending.drafts(self.wait is not None), strict=True):
                 turn.sequence.draft = prune(draft, turn.max_nodes)
             self.pending = None
 
@@ -170,7 +176,8 @@ class CapturedRunner(Runner):
                 return False
             tables, drafts = self.tables(turns), [turn.sequence.draft for turn in turns]
             self.clock.lap("scheduling")
-            results = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts)
+            sequences = [turn.sequence for turn in turns]
+            results = self.buckets.read(rows, [turn.start for turn in turns], tables, drafts, sequences)
             self.ran_in_bucket(turns, results)
         return True
 
@@ -198,29 +205,54 @@ class CapturedRunner(Runner):
         self.clock.lap("scheduling")
         lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
         where = pending.memory, pending.nodes, pending.depth
-        self.ran_in_bucket(turns, self.buckets.read_drafted(lines, [turn.start for turn in turns], tables, *where))
+        starts, sequences = [turn.start for turn in turns], [turn.sequence for turn in turns]
+        self.ran_in_bucket(turns, self.buckets.read_drafted(lines, starts, tables, *where, sequences))
 
     def ran_in_bucket(self, turns: list[Turn], results: Results, rows=None) -> None:
         """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
         T = self.buckets.shape[1]
         for turn, row in zip(turns, rows or range(len(turns)), strict=True):
             turn.row, turn.results, turn.at = row, results, row * T
+            sequence = turn.sequence
+            if T == 1 and not (sequence.sampling.greedy or sequence.needs_processing):
+                turn.sampled = True
+                sequence.coins.skip(1)
         self.latest = results
 
     # ---- what it says ----------------------------------------------------------------------------------------------
 
     def synchronise(self, turns: list[Turn]) -> None:
         self.learn_drafts()
-        super().synchronise(turns)
+        if self.wait is not None:
+            self.verdicts = self.wait()
+        super().synchronise([turn for turn in turns if self.verdicts is None or turn not in self.judged])
+
+    def verify(self, turns: list[Turn]) -> None:
+        """What the device has judged is read from its report."""
+        judged = [turn for turn in turns if self.verdicts is not None and turn in self.judged]
+        for turn in judged:
+            self.read_verdict(turn, self.verdicts[turn.row])
+        for turn in judged:  # none of them has failed
+            if not turn.sequence.sampling.greedy:
+                turn.sequence.coins.skip(1 + len(turn.sequence.draft.tokens))
+        super().verify([turn for turn in turns if turn not in judged])
+
+    def read_verdict(self, turn: Turn, line: list[float]) -> None:
+        n, token = len(line) // 3, int(line[-1])
+        if token < 0:
+            raise ValueError(NOT_FINITE)
+        path, p, q = [node for node, accepted in enumerate(line[:n]) if accepted], line[n : 2 * n], line[2 * n : 3 * n]
+        cycle = Cycle.of(turn.sequence.draft, path, token, p, q, len(turn.sequence.tokens))
+        turn.cycle = cycle if turn.asked else None
+        turn.news = cycle.tokens
 
     def keep(self, turns: list[Turn]) -> None:
-        """Where the next cycle is under way, the device has moved the paths."""
-        if self.ahead is None or self.ahead.launch is None:
-            super().keep(turns)
-            return
-        for turn in self.ahead.rows:  # the host has judged the cycle before
-            if turn and turn.runs and turn.news:
-                self.ahead.starts[turn.sequence] = turn.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
+        """Where the cycle has ended on the device, it has moved the paths."""
+        super().keep([turn for turn in turns if turn not in self.judged])
+        if self.judged and self.ahead is not None:
+            for turn in self.ahead.rows:  # the host knows by now how the cycle before ended
+                if turn and turn.runs and turn.news:
+                    self.ahead.starts[turn.sequence] = turn.start + 1 + (turn.cycle.accepted if turn.cycle else 0)
 
     def gather(self, tables: list[list[int]], starts: list[int], paths: list[list[int]]) -> None:
         self.buckets.move(tables, starts, paths)
@@ -233,48 +265,64 @@ class CapturedRunner(Runner):
     # ---- work for the next step ------------------------------------------------------------------------------------
 
     def run_ahead(self, step: Step, reserve: Callable[[Step], bool]) -> None:
-        """Launch what comes after this pass, before the host has this one's tokens."""
-        turns = step.turns
-        if not (self.may_run_ahead(turns) and reserve(step)):
+        """End the cycle, and launch what comes after this pass, before the host has this one's tokens."""
+        mine = [turn for turn in step.turns if turn.results is self.latest and turn.runs]
+        if self.latest is None or not self.runs_ahead or not self.knows(mine):
             return
+        goes_on = self.goes_on(mine, step.turns) and reserve(step)
         try:
-            self.sample(self.latest, turns)
-            self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
-            self.launch_ahead(turns)
-            self.launched += 1
+            if self.pending is not None and (goes_on or self.buckets.steps is not None):
+                self.end_cycle(mine)
+            if goes_on:
+                self.launch_ahead(mine)
+                self.launched += 1
         except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
             self.runs_ahead = False  # whatever it was, it is not to be met in every step
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
 
-    def may_run_ahead(self, turns: list[Turn]) -> bool:
-        """Whether the next tokens of all turns will be on the device without a host sync: they come from one pass in a
-        fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who wants
-        log-probabilities needs the logits, which the next pass would overwrite."""
-        if self.latest is None or not self.runs_ahead or rows_of(len(turns)) < self.buckets.shape[0]:
+    def knows(self, turns: list[Turn]) -> bool:
+        """Whether the device alone can tell what comes after this pass: no token is forbidden, and what was drafted is
+        there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
+        if any(turn.sequence.needs_processing or turn.sequence.wants_logprobs for turn in turns):
+            return False
+        if self.pending is None:
+            return True
+        together = set(turns).issuperset(turn for turn in self.drafting if turn.runs)  # after a fault each runs alone
+        return together and self.cycles is not None and self.cycles.fits()
+
+    def goes_on(self, mine: list[Turn], turns: list[Turn]) -> bool:
+        """Whether the next step is foreseen: the same requests, each drafting again, or none of them."""
+        if len(mine) < len(turns) or rows_of(len(turns)) < self.buckets.shape[0]:
             return False  # where rows have ended, a smaller pass comes next
-        if not all(turn.results is self.latest and turn.runs and not turn.sequence.needs_processing for turn in turns):
-            return False
-        sequences = [turn.sequence for turn in turns]
-        if any(s.wants_logprobs for s in sequences):
-            return False
         if self.pending is None:  # if somebody drafts in the next step after all, what was launched is dropped
             return not any(turn.draft_length for turn in turns)
-        if self.cycles is None or not self.cycles.fits():
-            return False
         drafting = {turn.sequence for turn in self.drafting}  # the others are never to be drafted for again
-        return all(s.sampling.greedy and (s in drafting or not s.k or s.room < 1) for s in sequences)
+        return all(s in drafting or not s.k or s.room < 1 for s in (turn.sequence for turn in turns))
 
-    def launch_ahead(self, turns: list[Turn]) -> None:
+    def rows_and_tables(self, turns: list[Turn]) -> tuple[list[Turn | None], list[list[int]]]:
+        """The turn in each row of this pass (None: ended), and the blocks of each."""
         rows: list[Turn | None] = [None] * self.buckets.count
         for turn in turns:
             rows[turn.row] = turn
-        tables = [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
+        return rows, [self.pool.tables[turn.sequence.request_id].blocks if turn else [] for turn in rows]
+
+    def end_cycle(self, turns: list[Turn]) -> None:
+        """Verdicts, and whatever follows from them on the device."""
+        if self.buckets.steps is None:  # the host needs no more than the best tokens, which the next pass overwrites
+            self.latest.wait = self.buckets.fetch()
+        self.cycles.end(self.rows_and_tables(turns)[1], self.pending.launch)
+        # Paths have been moved: even if what follows fails, `keep` must not move them again.
+        self.judged = set(turns)
+        if self.buckets.steps is not None:
+            self.wait = self.cycles.fetch()
+
+    def launch_ahead(self, turns: list[Turn]) -> None:
+        rows, tables = self.rows_and_tables(turns)
         if self.pending is None:
+            self.latest.wait = self.buckets.fetch()
             results = self.buckets.again(tables)
             self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
             return
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
-        self.cycles.end(tables)
-        # Paths have been moved: even if what follows fails, `keep` must not move them again.
         self.ahead = Ahead(rows, {}, drafted, launch)
         self.ahead.results = self.cycles.next(launch)

@@ -6,7 +6,7 @@ the second perhaps padding, and a pass over one for each further draft token. Pa
 draft_memory.py; a sequence with more new tokens has an ordinary pass before. The host says what is new:
 
     line       length, how many of the two tokens count, how many to draft, depth, last token, the two new ones
-    numbers    for sampled drafts: temperature, top_k, top_p, min_p, and a random number for each draft token
+    sampling   how each row samples, and its random numbers (verdict.py)
 
 To rewind is to lower a length: the drafter does it (drafters/model.py), or `follow` on the device, where the next cycle
 is launched before the host has synchronised with the last (engine_heads.Cycles).
@@ -24,69 +24,67 @@ from ..drafters.base import FOR_MANY
 from ..drafters.early_exit import EarlyExit
 from ..drafters.model import DraftModel
 from ..drafters.quantized import Quantized
-from ..sampling import COLDEST, precise, truncate, uniforms
+from ..sampling import precise
 from ..sequence import Sequence
 from ..tree import Draft
 from .draft_memory import PagedMemory
 from .drafts import DraftsForMany, Pending
 from .graph import Arrival, Captured, Event, on_the_device, sheet
 from .passes import rows_of
+from .verdict import RowSamplings, Steps
 from .vocab import pick
 
 NEW = 2  # tokens that a launch processes for each sequence before it drafts
 
 
 class ChainLaunch:
-    """The captured drafts of B sequences, `nodes` tokens each. `cuts` says which of top_k, top_p and min_p the requests
-    use; None: all draft greedily."""
+    """The captured drafts of B sequences, `nodes` tokens each, sampled in these ways."""
 
-    def __init__(self, owner: ModelForMany, B: int, nodes: int, cuts: tuple[bool, ...] | None):
-        self.owner, self.rows, self.nodes, self.cuts = owner, B, nodes, cuts
+    def __init__(self, owner: ModelForMany, B: int, nodes: int, steps: Steps | None):
+        self.owner, self.rows, self.nodes, self.steps = owner, B, nodes, steps
         self.captured = Captured(self.work, [owner.sheet])
 
     def work(self) -> None:
-        """The device's part. No host sync: it is all in sheet and numbers."""
+        """The device's part. No host sync: it is all in the sheets."""
         owner, buckets, B = self.owner, self.owner.buckets, self.rows
         length, new, wanted = owner.sheet[:B, :3].long().unbind(1)  # [B] each
         row, line = buckets.places[:B], buckets.sheet[:B]  # what Buckets.work reads: length and tokens
         line[:, 0], line[:, 1 : 1 + NEW] = length, owner.sheet[:B, 5:]
         buckets.work(B, NEW, False)
         at = row * NEW + (new - 1).clamp(min=0)  # what follows the last new token
+        u = None if self.steps is None else owner.samplings.uniforms(B, 0, self.nodes)  # [B, nodes]
         for i in range(self.nodes):
-            token = self.choose(buckets.logits[at], buckets.best[at].clamp(min=0), i)  # −1: NaN; any draft will do
+            token = self.choose(buckets.logits[at], buckets.best[at].clamp(min=0), i, u)  # −1: NaN; any draft will do
             owner.out[:B, 0, i] = torch.where(i < wanted, token, -1)
             if i + 1 < self.nodes:
                 line[:, 0], line[:, 1], at = length + new + i, token, row
                 buckets.work(B, 1, False)
 
-    def choose(self, logits: Tensor, best: Tensor, i: int) -> Tensor:
+    def choose(self, logits: Tensor, best: Tensor, i: int, u: Tensor | None) -> Tensor:
         """The i-th draft token [B]: the best one, or sampled from what is kept in q."""
-        if self.cuts is None:
+        if u is None:
             return best
-        numbers, scores = self.owner.numbers[: self.rows], logits.to(precise(logits))
-        temperature, top_k, top_p, min_p = numbers[:, :4, None].unbind(1)  # [B, 1] each
-        cuts = top_k.long().clamp(min=1), top_p, min_p  # 0 in rows of padding
-        scores = scores / temperature.clamp(min=COLDEST).to(scores.dtype)
-        q = truncate(scores, *(cut if used else None for cut, used in zip(cuts, self.cuts, strict=True)))
+        q = self.owner.samplings.probs(logits[:, None], best[:, None], self.steps)[:, 0]  # [B, V]
         self.owner.q[: self.rows, i] = q
-        token = pick(q, numbers[:, 4 + i]).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
-        return torch.where(temperature[:, 0] > 0, token, best)
+        return pick(q, u[:, i]).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
 
 
 class PendingChains(Pending):
     """Drafts that are chains, and the distributions of those that were sampled."""
 
-    def __init__(self, owner: ModelForMany, launch: ChainLaunch, rows: list[int], sampled: list[bool]):
-        super().__init__(owner, launch, rows)
-        self.q, self.sampled = owner.q, sampled
+    def __init__(self, owner: ModelForMany, launch: ChainLaunch, sequences: list[Sequence]):
+        super().__init__(owner, launch, [owner.rows.get(c.id, -1) for c in sequences])
+        self.q, self.coins = owner.q, [c.coins if owner.samples(c) else None for c in sequences]
 
-    def drafts(self) -> list[Draft]:
+    def drafts(self, judged: bool = False) -> list[Draft]:
         if self.made is None:
             chains, self.made = self.wait()[:, 0, : self.nodes].tolist(), []
-            q = self.q[: self.launch.rows].clone() if any(self.sampled) else None  # the next launch overwrites it
-            for row, sampled in zip(self.rows, self.sampled, strict=True):
+            q = self.q[: self.launch.rows].clone() if any(self.coins) and not judged else None  # soon overwritten
+            for row, coins in zip(self.rows, self.coins, strict=True):
                 tokens = [token for token in chains[row] if token >= 0] if row >= 0 else []
-                self.made.append(Draft(tokens, q[row, : len(tokens)] if sampled and tokens else None))
+                self.made.append(Draft(tokens, q[row, : len(tokens)] if coins and tokens and not judged else None))
+                if coins:
+                    coins.skip(len(tokens))
         return self.made
 
 
@@ -98,7 +96,7 @@ class ModelForMany(DraftsForMany):
     def __init__(self, drafter: DraftModel):
         self.drafter, self.memory, self.device = drafter, drafter.memory, drafter.draft.device
         self.rows: dict[int, int] = {}  # the line of each sequence that was drafted for last
-        self.launches: dict[tuple, ChainLaunch] = {}  # by B, nodes and cuts
+        self.launches: dict[tuple, ChainLaunch] = {}  # by B, nodes and steps
         self.buckets = None
         self.k = self.begun = 0
         self.sent = Event(self.device)
@@ -149,8 +147,7 @@ class ModelForMany(DraftsForMany):
             memory.process(early)
             fitting = [c for c in fitting if len(c.tokens) - memory.lengths[c.id] <= NEW]
         samplings = [drafter.sampling or c.sampling for c in fitting]
-        sampled = [not sampling.greedy for sampling in samplings]
-        cuts = tuple(map(any, zip(*(s.steps for s in samplings), strict=True))) if any(sampled) else None
+        steps = Steps.of(samplings)
         lines = []
         for c in fitting:
             length, depth = memory.lengths[c.id], depth_of[c.id]
@@ -158,25 +155,25 @@ class ModelForMany(DraftsForMany):
             asked = length, len(c.tokens) - length, c.allowed_nodes(depth), depth, c.tokens[-1]
             lines.append([*asked, *c.tokens[length:], *padding])
         nodes = max((line[2] for line in lines), default=1)
-        launch = self._prepare(rows_of(max(1, len(lines))), min(1 << (nodes - 1).bit_length(), self.k), cuts)
+        launch = self._prepare(rows_of(max(1, len(lines))), min(1 << (nodes - 1).bit_length(), self.k), steps)
         self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.lines[: launch.rows] = [*lines, *[[0] * (5 + NEW)] * (launch.rows - len(lines))]
         self.sheet[: launch.rows].copy_(self.host_lines[: launch.rows], non_blocking=True)
-        if cuts is not None:
-            ways = [[s.temperature, s.top_k or memory.buckets.config.vocab_size, s.top_p, s.min_p] for s in samplings]
-            u = uniforms([c.coins for c in fitting], k)
-            self.host_numbers[: len(ways), : 4 + k] = torch.cat([torch.tensor(ways, dtype=u.dtype), u], 1)
-            self.numbers.copy_(self.host_numbers, non_blocking=True)
+        if steps is not None:
+            self.samplings.write(samplings, [c.coins for c in fitting])
         self.sent.record()
         self.rows = {c.id: row for row, c in enumerate(fitting)}
         self._send_tables(launch)
         launch.captured()
         for c in fitting:
             memory.lengths[c.id] = len(c.tokens) + launch.nodes - 1
-        self.goes_on = cuts is None and len(fitting) == len(sequences)  # by a cycle that is launched ahead
-        was_sampled = dict(zip(self.rows, sampled, strict=True))
-        rows = [self.rows.get(c.id, -1) for c in sequences]
-        return PendingChains(self, launch, rows, [was_sampled.get(c.id, False) for c in sequences])
+        # A cycle that is launched ahead counts the random numbers of those whose target samples, too.
+        alike = all(self.samples(c) <= (not c.sampling.greedy) for c in fitting)
+        self.goes_on = alike and len(fitting) == len(sequences)
+        return PendingChains(self, launch, sequences)
+
+    def samples(self, sequence: Sequence) -> bool:
+        return not (self.drafter.sampling or sequence.sampling).greedy
 
     def adopt(self, sequences: list[Sequence], launch: ChainLaunch) -> PendingChains:
         self.drafter.open(sequences)
@@ -185,7 +182,7 @@ class ModelForMany(DraftsForMany):
         self.memory.make_room({c.id: len(c.tokens) + self.reach for c in sequences}, grow=False)
         self.rows = {c.id: self.rows[c.id] for c in sequences}  # the blocks of others may be somebody else's soon
         self._send_tables(launch)
-        return PendingChains(self, launch, list(self.rows.values()), [False] * len(sequences))
+        return PendingChains(self, launch, sequences)
 
     def fits(self, rows: int) -> bool:
         limit, held = self.drafter.draft.config.max_length, self.drafter.committed
@@ -211,8 +208,7 @@ class ModelForMany(DraftsForMany):
         self.k, self.T, self.buckets, self.q = k, k + 1, self.memory.buckets, None
         self.count = rows_of(self.buckets.rows)
         self.sheet, self.host_lines, self.lines = sheet(self.count, 5 + NEW, device=self.device)
-        self.host_numbers = torch.zeros(self.count, 4 + k, dtype=torch.float64, pin_memory=self.device.type == "cuda")
-        self.numbers = self.host_numbers.to(self.device)
+        self.samplings = RowSamplings(self.count, self.buckets.config.vocab_size, self.device)
         parents = torch.arange(k, device=self.device) - 1  # of a chain
         self.out = torch.stack([parents, parents]).repeat(self.count, 1, 1)  # [rows, 2, k]
         self.arrival = Arrival(self.out)
@@ -226,20 +222,20 @@ class ModelForMany(DraftsForMany):
         self.buckets.sent.record()
 
     @on_the_device
-    def _prepare(self, B: int, nodes: int, cuts: tuple[bool, ...] | None) -> ChainLaunch:
-        if cuts is not None and self.q is None:
+    def _prepare(self, B: int, nodes: int, steps: Steps | None) -> ChainLaunch:
+        if steps is not None and self.q is None:
             shape, dtype = (self.count, self.k, self.buckets.config.vocab_size), precise(self.buckets.logits)
             self.q = torch.zeros(shape, dtype=dtype, device=self.device)
-        if (B, nodes, cuts) not in self.launches:
-            self.launches[B, nodes, cuts] = ChainLaunch(self, B, nodes, cuts)
-        return self.launches[B, nodes, cuts]
+        if (B, nodes, steps) not in self.launches:
+            self.launches[B, nodes, steps] = ChainLaunch(self, B, nodes, steps)
+        return self.launches[B, nodes, steps]
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of sequences and tokens, in the ways to sample that have been met."""
-        for cuts in {cuts for _, _, cuts in self.launches}:
+        for steps in {steps for _, _, steps in self.launches}:
             for B in {rows_of(row) for row in range(1, self.count + 1)}:
                 for nodes in {min(1 << n, self.k) for n in range(self.k.bit_length() + 1)}:
-                    self._prepare(B, nodes, cuts).captured.prepare()
+                    self._prepare(B, nodes, steps).captured.prepare()
 
 
 FOR_MANY.update({DraftModel: ModelForMany, EarlyExit: ModelForMany, Quantized: ModelForMany})

@@ -13,22 +13,23 @@ The drafts stay on the device: the target's pass takes them from there (Buckets.
 own `Draft`s meanwhile (`Pending.drafts`). Requests with more than T new positions have the first of them processed
 before, by an ordinary pass.
 
-**The next cycle, launched before the host has synchronised with the last one** (`Cycles`), for greedy requests. After
-a pass over drafts on the device, all that the next cycle depends on is there. Three captured graphs, one after another:
+**The next cycle, launched before the host has synchronised with the last one** (`Cycles`). After a pass over drafts on
+the device, all that the next cycle depends on is there. Three captured graphs, one after another:
 
-    end of     walk each tree along the best tokens; move the accepted path's keys and values to the slots right after
-    this       the certain token; copy the hidden states of what was verified to where the drafter reads them; write the
-    cycle      sheets of drafter and pass that the host would have written
+    end of     judge each draft (verdict.py), by a walk along the best tokens where nobody samples; move the accepted
+    this       path's keys and values to the slots right after the certain token; copy the hidden states of what was
+    cycle      verified to where the drafter reads them; write the sheets that the host would have written
     draft      Launch.work
     pass       Buckets.work over the new drafts
 
-The host meanwhile finds the same paths for itself, and plans the next step. Only if that asks for what was launched
-does it count (captured_runner.py). Otherwise nothing has happened: what came after the moved path lies past the lengths
-that the host knows, and so does what the drafter has made of it.
+The host meanwhile finds the same paths for itself, or is told of them where somebody samples, and plans the next step.
+Only if that asks for what was launched does it count (captured_runner.py). Otherwise nothing has happened: what came
+after the moved path lies past the lengths that the host knows, and so does what the drafter has made of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from heapq import heappop, heappush
@@ -47,6 +48,7 @@ from ..drafters.dflash2 import DFlash2
 from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
+from ..sampling import GOLDEN
 from ..sequence import Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -54,6 +56,7 @@ from . import trees
 from .graph import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .heads import DeviceDrafter, on_device
 from .passes import Buckets, double, rows_of
+from .verdict import Drafts, Steps, judge
 from .weights import has_kernels
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
@@ -99,6 +102,8 @@ class SomeRows:
 class Launch:
     """The captured drafts of B rows, with up to `nodes` nodes each."""
 
+    steps = None  # nothing is sampled
+
     def __init__(self, drafts: DeviceDrafter, owner: DraftsForMany):
         self.drafts, self.owner, B = drafts, owner, drafts.cache.batch
         self.rows, self.nodes = B, drafts.nodes
@@ -127,8 +132,8 @@ class Pending:
         self.launch, self.rows = launch, rows  # of the memory, one for each sequence
         self.wait, self.made, self.branches = owner.arrival.begin(owner.out[: launch.rows]), None, owner.branches
 
-    def drafts(self) -> list[Draft]:
-        """One for each sequence: wait for them."""
+    def drafts(self, judged: bool = False) -> list[Draft]:
+        """One for each sequence: wait for them. What was judged on the device is needed by nobody else."""
         if self.made is None:
             numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
             for tokens, parents in map(numbers.__getitem__, self.rows):
@@ -141,6 +146,8 @@ class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
 
     branches = True  # drafts may be trees, whose accepted paths have to move together
+    reads = True  # it keeps something of every position
+    samplings = q = None  # of drafts that are sampled (chains.py)
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.device = drafter, drafter.target.device
@@ -177,7 +184,7 @@ class DraftsForMany:
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
         for c in sequences:
-            self.held[c.id] = range(self.held[c.id].start, len(c.tokens) - 1)
+            self.hold(c, self.held[c.id].start)
         return Pending(self, launch, [self.rows[c.id] for c in sequences])
 
     def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> Pending:
@@ -187,17 +194,18 @@ class DraftsForMany:
         counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in sequences]
         held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(sequences, counts, strict=True)]
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in sequences]
-        self._make_room(sequences, k, max(map(len, held)) + max(counts))
+        self._make_room(sequences, k, max(map(len, held)) + (max(counts) if self.reads else 1))
         launch = self._launch(max(budgets))
         T, lines, parts, first = self.T, {}, [], 0
-        early = {c.id: max(0, count - T) for c, count in zip(sequences, counts, strict=True)}
-        if any(early.values()):
+        most = T if self.reads else 1
+        early = {c.id: max(0, count - most) for c, count in zip(sequences, counts, strict=True)}
+        if self.reads and any(early.values()):
             self._process([(c, len(before), early[c.id]) for c, before in zip(sequences, held, strict=True)])
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
             lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
         for c, count, before, budget, depth in zip(sequences, counts, held, budgets, depths, strict=True):
             hidden = {n: states[early[c.id] :] for n, states in c.hidden.items()}
-            length, count = len(before) + early[c.id], min(count, T)
+            length, count = len(before) + early[c.id], min(count, most)
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
             lines[self.rows[c.id]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
@@ -212,8 +220,12 @@ class DraftsForMany:
         self.sent.record()
         launch.captured()
         for c, before in zip(sequences, held, strict=True):
-            self.held[c.id] = range(before.start, len(c.tokens) - 1)
+            self.hold(c, before.start)
         return Pending(self, launch, [self.rows[c.id] for c in sequences])
+
+    def hold(self, sequence: Sequence, start: int) -> None:
+        """All positions of a sequence are in memory from this one on, but for the last token's."""
+        self.held[sequence.id] = range(start, len(sequence.tokens) - 1)
 
     def resume(self, row: int, start: int) -> range:
         """The positions in memory, if the next states are those of position `start`. With a gap between, it begins
@@ -274,7 +286,8 @@ class DraftsForMany:
 
     def fits(self, rows: int) -> bool:
         """Whether memory has room for two more cycles of everybody, this one and the next."""
-        return self.count >= rows and max(map(len, self.held.values())) + 2 * (self.k + 1) <= self.capacity
+        longest = max(map(len, self.held.values()), default=0)
+        return self.count >= rows and longest + 2 * (self.k + 1) <= self.capacity
 
     def follow(self, lines: Tensor, asked: Tensor, run: Tensor, where: Tensor, nodes: int) -> None:
         """On the device: the lines [rows, …] of the draft after this one, if `run` [rows, k + 1] are the tokens of the
@@ -354,7 +367,7 @@ class DraftsForMany:
     def _prepare(self, B: int, nodes: int) -> Launch:
         if (B, nodes) not in self.launches:
             drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+            drafts.over(rows_from(self.memory, 0, B))
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
@@ -363,8 +376,7 @@ class DraftsForMany:
 
 class EagleForMany(DraftsForMany):
     def ready(self, sequence: Sequence) -> bool:
-        states = sequence.hidden.get(self.drafter.hidden_layers[0])
-        return states is not None and states.shape[0] > 0  # a prompt of one token may have none
+        return self.drafter.ready(sequence)
 
     def read(self, own: KVCache, tokens: Tensor, hidden: dict[int, Tensor]) -> None:
         head, (slots, attend) = self.drafter.head, own.begin(tokens.shape[1])
@@ -389,50 +401,31 @@ class DFlashForMany(DraftsForMany):
             own.extend(layer, slots, end, keys, values)
 
 
-class MedusaForMany:
-    """Medusa's table of candidates after the newest hidden states [B, d], by one launch. The tree is the host's."""
+class MedusaForMany(DraftsForMany):
+    """Medusa's heads look at the newest hidden state alone: there is nothing to be kept."""
 
-    def __init__(self, drafter: Medusa):
-        self.drafter, self.newest, self.tables = drafter, None, None
+    reads = False
 
-    @classmethod
-    def takes(cls, drafter: Medusa) -> bool:
-        return drafter.target.transformer.ordinary
+    @property
+    def branches(self) -> bool:
+        return self.drafter.tree != "chain"
 
-    def reserve(self, rows: int, tokens: int) -> None:
-        self._grow(rows_of(rows))
+    def ready(self, sequence: Sequence) -> bool:
+        return self.drafter.ready(sequence)
 
-    def __call__(self, newest: Tensor) -> Tensor:
-        B = rows_of(len(newest))
-        if self.newest is None or len(self.newest) < B:
-            self._grow(double(ROWS, B))
-        self.newest[: len(newest)] = newest
-        self.captures(B)
-        return self.tables[: len(newest)]
+    def hold(self, sequence: Sequence, start: int) -> None:
+        self.held[sequence.id] = range(1)
 
-    @on_the_device
-    def _grow(self, rows: int) -> None:
-        drafter, target = self.drafter, self.drafter.target
-        self.newest = torch.zeros(rows, target.config.hidden_size, dtype=target.dtype, device=target.device)
-        self.captures = Captures(self.work, self.newest)
-        candidates = drafter.heads.count * len(drafter.heads.accuracy[0])
-        self.tables = torch.zeros(rows, candidates, dtype=torch.long, device=target.device)
-
-    def work(self, B: int) -> None:
-        self.tables[:B] = self.drafter.table(self.newest[:B])
-
-    def prepare(self) -> None:
-        """Capture the tables of all numbers of rows that have been met."""
-        for B in sorted({rows_of(row) for row in range(1, 1 + (0 if self.newest is None else len(self.newest)))}):
-            self(self.newest[:B])
+    def resume(self, row: int, start: int) -> range:
+        return range(1)
 
 
 class Cycles:
     """Launches of the next cycle, over the drafts of `many` and the passes of `buckets`."""
 
-    def __init__(self, many: DraftsForMany, buckets: Buckets):
-        self.many, self.buckets, self.out = many, buckets, None
-        self.captures: dict[tuple[int, int], Captured] = {}  # by the rows and tokens of a pass
+    def __init__(self, many: DraftsForMany, buckets: Buckets, rule: str = "token"):
+        self.many, self.buckets, self.rule, self.out = many, buckets, rule, None
+        self.captures: dict[tuple, Captured] = {}  # by the rows and tokens of a pass, and how target and draft sample
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = trees.walk if kernels else trees.walk_torch
         self.sound = torch.ones((), dtype=torch.bool, device=buckets.device)  # the host checks for NaN itself
@@ -440,8 +433,8 @@ class Cycles:
     def fits(self) -> bool:
         return self.many.fits(self.buckets.shape[0])
 
-    def end(self, tables: list[list[int]]) -> None:
-        """The end of a cycle. Tables have the slots for the next one, however this one
+    def end(self, tables: list[list[int]], launch: Launch) -> None:
+        """The end of a cycle over the drafts of this launch. Tables have the slots for the next one, however this one
         ends; those of requests that have ended are empty."""
         buckets, (B, T, _) = self.buckets, self.buckets.shape
         if self.out is not self.many.out:
@@ -449,9 +442,16 @@ class Cycles:
         buckets.sent.wait()
         buckets.write_tables(tables)
         buckets.sent.record()
-        if (B, T) not in self.captures:
-            self._capture(B, T)
-        self.captures[B, T]()
+        key = B, T, buckets.steps, launch.steps is not None
+        if key not in self.captures:
+            self._capture(*key)
+        self.captures[key]()
+
+    def fetch(self) -> Callable[[], list[list[float]]]:
+        """The verdicts of the last cycle are on their way, a line for each row: what is returned waits for them."""
+        B, T, _ = self.buckets.shape
+        wait = self.arrival.begin(self.report[: B * (3 * T - 2)])
+        return lambda: wait().view(B, 3 * T - 2).tolist()
 
     def next(self, launch: Launch) -> Results:
         """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
@@ -473,11 +473,16 @@ class Cycles:
         # How many nodes a draft can have, by its depth 0 … k.
         self.most_nodes = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
         self.most = torch.tensor(self.most_nodes, device=device)
+        size = len(self.buckets.sheet) * (3 * many.out.shape[2] + 1)
+        self.report = torch.zeros(size, dtype=torch.float64, device=device)
+        self.arrival = Arrival(self.report)
 
     @on_the_device
-    def _capture(self, B: int, T: int) -> None:
+    def _capture(self, B: int, T: int, steps: Steps | None, drafts_sampled: bool) -> None:
         buckets, many = self.buckets, self.many
-        captured = Captured(partial(self.work, B, T), [buckets.sheet, many.sheet])
+        state = [buckets.sheet, buckets.samplings.sheet, many.sheet]
+        state += [many.samplings.sheet] if drafts_sampled else []
+        captured = Captured(partial(self.work, B, T, steps, drafts_sampled), state)
         if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
@@ -486,11 +491,11 @@ class Cycles:
                 captured.prepare()
             finally:
                 buckets.table_sheet.copy_(tables)
-        self.captures[B, T] = captured
+        self.captures[B, T, steps, drafts_sampled] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def work(self, B: int, T: int) -> None:
+    def work(self, B: int, T: int, steps: Steps | None, drafts_sampled: bool) -> None:
         """The end of a cycle of B rows of T tokens. No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
@@ -501,7 +506,15 @@ class Cycles:
         best = buckets.best[: B * T].view(B, T)
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
-        path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
+        if steps is None:
+            path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
+            token = line[:, -1]
+        else:
+            drafts = Drafts(tokens.masked_fill(absent, -1), parents)
+            if drafts_sampled:
+                held = row.clamp(min=0)
+                drafts = drafts._replace(q=many.q[held, : T - 1], sampled=many.samplings.sampled(many.count)[held])
+            path, run, new, token = self.judge(B, T, steps, drafts, real)
         # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
         places = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
         if many.branches:  # the accepted path moves together; what is not accepted, from the spare block to itself
@@ -519,7 +532,7 @@ class Cycles:
             many.states[:, : len(at)] = buckets.cache.states.flatten(1, 2)[:, at].masked_fill(broken, 0)
 
         # What the next may be: see Scheduler._speculate.
-        token, room = line[:, -1], room - new
+        room = room - new
         depth = torch.minimum(deepest, room).clamp(0, k)
         nodes = torch.minimum(self.most[depth], share)
         depth = torch.minimum(depth, nodes)
@@ -529,10 +542,23 @@ class Cycles:
         who = mine.int().argmax(1)  # [rows]
         asked = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
         many.follow(many.sheet, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
+        if drafts_sampled:
+            coins = many.samplings.coins
+            coins.copy_(torch.where(mine.any(1), buckets.samplings.coins[:B][who], coins))
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))
         sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
+
+    def judge(self, B: int, T: int, steps: Steps, drafts: Drafts, real: Tensor):
+        """The verdicts on B drafts, of which the host is told: path, run, how many tokens are new, and the last one."""
+        buckets, many = self.buckets, self.many
+        logits, best = buckets.logits[: B * T].view(B, T, -1), buckets.best[: B * T].view(B, T)
+        verdicts = judge(logits, best, drafts, many.k, not many.branches, buckets.samplings, steps, self.rule)
+        self.report[: verdicts.report.numel()] = verdicts.report.flatten()
+        used = verdicts.taken * (real & buckets.samplings.sampled(B))
+        buckets.samplings.coins[:B] += used * GOLDEN
+        return verdicts.path, verdicts.run, verdicts.new, verdicts.run.gather(1, verdicts.new[:, None] - 1)[:, 0]
 
 
 FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany})

@@ -5,6 +5,7 @@ has a mask, and that what was verified is handed on inside the device (`DeviceDr
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -55,6 +56,10 @@ class DeviceDrafter:
     def state(self) -> list[Tensor]:
         """What a cycle changes, apart from memory past the lengths."""
         raise NotImplementedError
+
+    def over(self, cache: KVCache) -> None:
+        """Work in this memory."""
+        self.cache = self.layers.cache = cache
 
     def start(self, tokens: Tensor, hidden: dict[int, Tensor], counts: Tensor) -> None:
         """The prompt is processed: hidden states [B, T, d] of the first `counts` [B] tokens, all but its last; `tokens`
@@ -107,11 +112,24 @@ class MedusaOnDevice(DeviceDrafter):
     def __init__(self, drafter: Medusa, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
         (self.layer,) = self.hidden_layers
-        shape = drafter.shapes[min(k, drafter.heads.count)]
-        self.heads, self.norm, self.nodes = drafter.heads, drafter.target.transformer.norm, len(shape.tokens)
-        self.places = torch.tensor(shape.tokens, device=target.device)  # [n], in the table of candidates
-        self.parents = torch.tensor(shape.parents, device=target.device).repeat(target.batch, 1)
+        self.table, self.nodes, k = drafter.table, drafter.max_tree_nodes(k), min(k, drafter.heads.count)
+        # The tree of each depth and number of nodes: places in the table of candidates, whose every row is a head's m
+        # (−1: no node), and parents.
+        trees = [drafter.tree_of(depth, n) for depth in range(k + 1) for n in range(self.nodes + 1)]
+        padded = [[[*row, *[-1] * (self.nodes - len(row))] for row in tree] for tree in trees]
+        self.shapes = torch.tensor(padded, device=target.device).view(k + 1, self.nodes + 1, 2, self.nodes)
+        self.candidates = len(drafter.heads.accuracy[0])  # m
+        self.budgets = torch.full((target.batch,), self.nodes, device=target.device)
+        self.depths = torch.full((target.batch,), k, device=target.device)
         self.newest = torch.zeros(target.batch, target.config.hidden_size, dtype=target.dtype, device=target.device)
+        self.over(KVCache(replace(target.config, num_layers=0, delta=None), target.batch, 1, device=target.device))
+
+    @classmethod
+    def takes(cls, drafter: Medusa) -> bool:
+        return drafter.lossless
+
+    def over(self, cache: KVCache) -> None:
+        self.cache = cache  # of no layer: Medusa keeps nothing
 
     def state(self) -> list[Tensor]:
         return [self.newest]
@@ -121,11 +139,17 @@ class MedusaOnDevice(DeviceDrafter):
         self.newest.copy_(at_places(states, counts[:, None])[:, 0])
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        table = self.heads.candidates(self.norm(self.newest).to(self.heads.weight.dtype))  # [B, K, m]
-        return table.flatten(1)[:, self.places], self.parents
+        deepest, most = len(self.shapes) - 1, self.shapes.shape[1] - 1
+        # All trees are taken as deep as the deepest, and then each is cut to its own depth, as by tree.cut.
+        depths = self.depths.amax().clamp(max=deepest).expand_as(self.budgets)
+        shape = self.shapes[depths, self.budgets.clamp(0, most)]  # [B, 2, nodes]
+        places, parents = shape[:, :, : self.nodes].unbind(1)
+        none = (places < 0) | (places >= self.candidates * self.depths[:, None])
+        tokens = self.table(self.newest).gather(1, places.clamp(min=0))
+        return tokens.masked_fill(none, -1), parents
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
-        last = verified.gather(1, kept[:, None] - 1)
+        last = verified.gather(1, kept[:, None].clamp(min=1) - 1)
         self.newest.copy_(at_places(hidden[self.layer], last)[:, 0])
 
 

@@ -27,12 +27,15 @@ from torch import Tensor
 
 from ..controller import rounded
 from ..model import Transformer
+from ..sampling import GOLDEN
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
 from ..tree import Draft, mask_and_offsets
 from . import trees
 from .attention import flash_decode_paged, flash_decode_paged_torch
 from .graph import Arrival, Captures, Event, on_the_device, sheet
+from .verdict import RowSamplings, Steps
+from .vocab import pick
 from .weights import Fused, has_kernels
 
 FEW_MOVES = 16  # slots that the smallest capture of a move moves
@@ -120,11 +123,13 @@ class Buckets(PagedPasses):
         self.table_numbers[:] = self.blank
         self.table_sheet.copy_(self.table_lines)
         self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
+        self.samplings = RowSamplings(most, self.config.vocab_size, self.device)
+        self.steps: Steps | None = None  # of the last pass; None: all rows were greedy
         self.attend = best_attention(self.device, self.dtype)
-        self.captures = Captures(self.work, self.sheet, self.table_sheet)
+        self.captures = Captures(self.work, self.sheet, self.table_sheet, self.samplings.sheet)
         self.drafted = Captures(self.work)  # passes over trees in a drafter's memory,
         self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
-        self.followers = Captures(self.follow, self.sheet, self.best)  # by the rows of a pass that goes on by itself
+        self.followers = Captures(self.follow, self.sheet, self.best, self.samplings.sheet)  # of passes that go on
         moves = max(FEW_MOVES, 1 << size.bit_length())
         self.moves, self.move_lines, self.move_numbers = sheet(moves, 2, device=self.device)  # from, to
         self.movers = Captures(self._move, self.moves)
@@ -141,11 +146,12 @@ class Buckets(PagedPasses):
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
-    def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None) -> Results:
+    def read(self, rows, starts, tables, drafts: Sequence[Draft] | None = None, sequences=None) -> Results:
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
         The results, T positions of each row, are good until the next pass. Where a row brings fewer than T tokens,
-        padding follows. `drafts` say which are trees, or bring scratch tokens along.
+        padding follows. `drafts` say which are trees, or bring scratch tokens along. Where nobody has any, those of
+        `sequences` that sample have their next token in the place of the best one.
         """
         B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
@@ -153,10 +159,20 @@ class Buckets(PagedPasses):
         if trees:
             views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.node_parents), T) for d in drafts]
             self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[numbers_of_tree((), T)] * (B - len(views))]
+        self.tell(sequences if T == 1 else None)
         self.send(B)
-        return self.launch(self.captures, (B, T, trees), len(rows))
+        return self.launch(self.captures, (B, T, trees, self.steps), len(rows))
 
-    def read_drafted(self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int) -> Results:
+    def tell(self, sequences: Sequence | None) -> None:
+        """How the rows of the next pass sample."""
+        samplings = [sequence.sampling for sequence in sequences or ()]
+        self.steps = Steps.of(samplings)
+        if self.steps is not None:
+            self.samplings.write(samplings, [sequence.coins for sequence in sequences])
+
+    def read_drafted(
+        self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int, sequences=None
+    ) -> Results:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
         parents of each. A line is a sequence's last token, the row of its draft (−1: it has none), and for the draft
         after this one, if that is to be made without the host: how deep it may be, how many tokens the text has room
@@ -164,15 +180,16 @@ class Buckets(PagedPasses):
         B, T = rows_of(len(lines)), 1 + nodes
         self.write([line[:1] for line in lines], starts, tables, B, 1)
         self.numbers[:B, 1:6] = [*lines, *[(0, -1, 0, 0, 0)] * (B - len(lines))]
+        self.tell(sequences)
         self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             work = partial(self.work, drafts=(memory, depth))
             self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
         return self.launch(self.drafted, (B, T, True), len(lines))
 
-    def launch(self, captures: Captures, shape: tuple[int, int, bool], count: int) -> Results:
+    def launch(self, captures: Captures, shape: tuple, count: int) -> Results:
         """`work` of this shape, of which `count` rows are real."""
-        self.shape, self.count = shape, count
+        self.shape, self.count = shape[:3], count
         captures(*shape)
         return self.results()
 
@@ -189,7 +206,7 @@ class Buckets(PagedPasses):
         self.sent.wait()
         self.write_tables(tables)
         self.sent.record()
-        self.followers(self.shape[0])
+        self.followers(self.shape[0], self.steps)
         return self.results()
 
     def fetch(self) -> Callable[[], list[int]]:
@@ -226,7 +243,9 @@ class Buckets(PagedPasses):
             some = slice(changed[0], changed[-1] + 1)
             self.table_sheet[some].copy_(self.table_lines[some], non_blocking=True)
 
-    def work(self, B: int, T: int, branches: bool, drafts: tuple[Tensor, int] | None = None) -> None:
+    def work(
+        self, B: int, T: int, branches: bool, steps: Steps | None = None, drafts: tuple[Tensor, int] | None = None
+    ) -> None:
         """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
         slots = lengths + self.places[:T]  # [B, T]
@@ -243,6 +262,17 @@ class Buckets(PagedPasses):
         look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths, mask)  # noqa: E731
         x = self.body(tokens, positions, blocks, slots % self.block_size, look)
         self.give(self.head(x).flatten(0, 1))
+        if steps is not None:
+            self.choose(B, steps)
+
+    def choose(self, B: int, steps: Steps) -> None:
+        """Of rows with one token, those that sample: the next token, in the place of the best one."""
+        best, own = self.best[:B], self.samplings
+        p = own.probs(self.logits[:B, None], best[:, None], steps)[:, 0]  # [B, V]
+        token = pick(p, own.uniforms(B, 0, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)
+        sampled = own.sampled(B)
+        self.best[:B] = torch.where(sampled & (best >= 0), token, best)
+        own.coins[:B] += sampled * GOLDEN
 
     def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""
@@ -254,11 +284,11 @@ class Buckets(PagedPasses):
         tokens, mask, offsets = lay_out(tokens, parents, last, torch.ones_like(last[:, 0]), depth)
         return tokens, offsets, mask
 
-    def follow(self, B: int) -> None:
+    def follow(self, B: int, steps: Steps | None) -> None:
         """`work` for the next token of each row. Padding rows stay where they are."""
         self.sheet[:B, 0] += self.table_sheet[:B, 0] != self.blank
         self.sheet[:B, 1] = self.best[:B].clamp(min=0)  # −1 is no token; what comes of it is dropped
-        self.work(B, 1, False)
+        self.work(B, 1, False, steps)
 
     def move(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """PagedKVCache.gather, captured: positions start + path go to start, start + 1, …"""

@@ -15,12 +15,12 @@ WIDE = 1024  # numbers of a page: a vocabulary of 128,256 has 126
 
 
 @jit
-def _page_sums(scores, temperature, tops, sums, V, PAGE: constexpr):
+def _page_sums(scores, temperature, tops, sums, V, each, PAGE: constexpr):
     """The highest score x / T of a page, and Σ exp(x / T − highest)."""
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     i = page * PAGE + tl.arange(0, PAGE)
     x = tl.load(scores + row * V + i, mask=i < V, other=float("-inf")).to(tl.float32)
-    x = x / tl.load(temperature).to(tl.float32)
+    x = x / tl.load(temperature + row // each).to(tl.float32)
     top = tl.max(x, 0)
     part = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)  # a page may be forbidden altogether
     tl.store(tops + row * pages + page, top)
@@ -28,7 +28,7 @@ def _page_sums(scores, temperature, tops, sums, V, PAGE: constexpr):
 
 
 @jit
-def _normalise(scores, temperature, tops, sums, probs, V, PAGE: constexpr, PAGES: constexpr):
+def _normalise(scores, temperature, tops, sums, probs, V, each, PAGE: constexpr, PAGES: constexpr):
     """exp(x / T − highest) / Σ of one page, where highest and Σ are those of all pages."""
     row, page, pages = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     n = tl.arange(0, PAGES)
@@ -38,24 +38,26 @@ def _normalise(scores, temperature, tops, sums, probs, V, PAGE: constexpr, PAGES
     total = tl.sum(part * tl.exp(top - highest), 0)
     i = page * PAGE + tl.arange(0, PAGE)
     x = tl.load(scores + row * V + i, mask=i < V, other=float("-inf")).to(tl.float32)
-    x = x / tl.load(temperature).to(tl.float32)
+    x = x / tl.load(temperature + row // each).to(tl.float32)
     tl.store(probs + row * V + i, tl.exp(x - highest) / total, mask=i < V)
 
 
 def softmax(scores: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(scores / temperature) of [..., V], in float32 at least; `temperature` is one number on the device. A row
-    with NaN or ∞ is NaN from end to end."""
-    if unavailable(scores.device) is not None or scores.dtype == torch.float64:
-        return (scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature).softmax(-1)
+    """softmax(scores / temperature) of [..., V], in float32 at least. `temperature` is on the device: one number, or
+    one [B] for each of scores [B, ...]. A row with NaN or ∞ is NaN from end to end."""
     *shape, V = scores.shape
+    if unavailable(scores.device) is not None or scores.dtype == torch.float64:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        apart = temperature.view(-1, *[1] * len(shape)) if temperature.ndim else temperature
+        return (scores / apart.to(scores.dtype)).softmax(-1)
     rows, pages = scores.numel() // V, -(-V // WIDE)
-    scores = scores.reshape(rows, V).contiguous()
+    scores, each = scores.reshape(rows, V).contiguous(), rows // temperature.numel()
     tops, sums = torch.empty(2, rows, pages, dtype=torch.float32, device=scores.device)
     probs = torch.empty(rows, V, dtype=torch.float32, device=scores.device)
     with torch.cuda.device_of(scores):
-        _page_sums[(rows, pages)](scores, temperature, tops, sums, V, PAGE=WIDE, num_warps=4)
+        _page_sums[(rows, pages)](scores, temperature, tops, sums, V, each, PAGE=WIDE, num_warps=4)
         _normalise[(rows, pages)](
-            scores, temperature, tops, sums, probs, V, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), num_warps=4
+            scores, temperature, tops, sums, probs, V, each, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), num_warps=4
         )
     return probs.view(*shape, V)
 

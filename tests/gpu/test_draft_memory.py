@@ -12,6 +12,7 @@ from tiny_models import random_model
 import minispec as ms
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.draft_memory import PagedMemory
+from minispec.sampling import Coins
 from minispec.sequence import Sequence
 from minispec_tools.bench.slower import with_wrong_kernel
 
@@ -59,7 +60,7 @@ def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
         chosen, k = random.sample(sorted(known), random.randint(1, len(known))), random.randint(1, 4)
         sampled = random.random() < 0.5
         for drafter in both:
-            seeds = {row: torch.Generator().manual_seed(100 * event + row) for row in chosen}
+            seeds = {row: Coins(100 * event + row) for row in chosen}
             drafter.propose([Sequence(row, list(known[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
         drafts = {row: tokens for row, _, tokens, _ in contiguous.notes[-len(chosen) :]}
         for row in chosen:
@@ -124,4 +125,4 @@ def test_a_cascade_keeps_its_captured_memory():
         nothing_is_left(cascade)
     assert type(cascade.memory) is PagedMemory and len(memories) == 1
     assert captures[-1] == captures[len(PROMPTS) - 1], "captured anew"
-    assert max(tokens for _, tokens, _ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft
+    assert max(tokens for _, tokens, *_ in cascade.memory.buckets.captures) == 5  # the last two and the inner draft

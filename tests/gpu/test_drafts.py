@@ -9,14 +9,13 @@ import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
 from reference import endless, pair
-from serving import Numbers, asks, serve
+from serving import asks, serve
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.drafters.base import FOR_MANY
 from minispec.gpu import drafts
 from minispec.gpu.captured_runner import CapturedRunner
-from minispec.gpu.drafts import DraftsForMany, Launch, MedusaForMany
+from minispec.gpu.drafts import DraftsForMany, Launch
 from minispec.sampling import Coins
 from minispec.sequence import Sequence, next_id
 from minispec.tree import cut
@@ -37,7 +36,7 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 
 # Every draft is begun by the host here, which the eager drafter can follow. test_captured_runner.py is about those that
 # are not.
-by_the_host = patch.object(CapturedRunner, "may_run_ahead", lambda *_: False)
+by_the_host = patch.object(CapturedRunner, "goes_on", lambda *_: False)
 
 
 class Beside:
@@ -79,32 +78,13 @@ def check_drafts(kind: str, device: str, **options) -> None:
         assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
 
 
-def check_medusa(kind: str, device: str) -> None:
-    target, made = pair(device)[0], []
-    for captured in (True, False):
-        drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
-        right = drafter.propose
-
-        def propose(contexts, k, right=right, numbers=numbers, drafts=drafts):
-            found = right(contexts, k)
-            drafts += [(numbers[c.id], len(c.tokens), draft) for c, draft in zip(contexts, found, strict=True)]
-            return found
-
-        drafter.propose = propose
-        with patch.dict(FOR_MANY, clear=not captured):
-            found, _ = serve(target, drafter, True, asks())
-        assert (drafter.captured is not None) == captured
-        made.append((found, drafts))
-    assert made[0] == made[1] and len(made[0][1]) > 20
-
-
 SOME = "eagle", "dflash", "medusa"
 
 
 @pytest.mark.parametrize("kind", [k if k in SOME else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS])
 @by_the_host
 def test_the_same_drafts(kind, device):
-    (check_medusa if "medusa" in kind else check_drafts)(kind, device)
+    check_drafts(kind, device)
 
 
 @pytest.mark.nightly
@@ -115,11 +95,11 @@ def test_the_same_drafts_under_other_budgets(kind, device):
         check_drafts(kind, device, draft_budget=budget, k=4)
 
 
-@pytest.mark.parametrize("kind, owner", [("eagle", Launch), ("dflash", Launch), ("medusa", MedusaForMany)])
+@pytest.mark.parametrize("kind", SOME)
 @by_the_host
-def test_one_launch_for_all(kind, owner, monkeypatch):
-    launches, right = [], owner.work
-    monkeypatch.setattr(owner, "work", lambda self, *args: launches.append(1) or right(self, *args))
+def test_one_launch_for_all(kind, monkeypatch):
+    launches, right = [], Launch.work
+    monkeypatch.setattr(Launch, "work", lambda self: launches.append(1) or right(self))
     target = pair()[0]
     engine = ms.Engine(endless(target), KINDS[kind](target), k=3, fast=True)
     for i in range(6):

@@ -136,7 +136,7 @@ def check_passes(shape: str, counts: Sequence[int], device: str, dtype: torch.dt
         for count in counts:
             for branches in {False, longest % 2 > 0}:  # of 1, 3 and 5 tokens
                 scene.compare(Random(count).sample(range(10), count), longest, tolerance_of(dtype), branches)
-    rows, tokens, branches = map(set, zip(*scene.buckets.captures, strict=True))
+    rows, tokens, branches, _ = map(set, zip(*scene.buckets.captures, strict=True))
     assert rows == {rows_of(count) for count in counts} and tokens == {1, 2, 3, 5} and branches == {False, True}
 
 
@@ -243,14 +243,16 @@ def test_outputs_are_those_of_the_eager_engine(name, device):
         assert found == expected
         assert usual.runner.buckets is None and len(passes.captures | passes.drafted) >= 3
         assert len(passes.prompts.captures) >= 2
-        by_host = any(branches for *_, branches in passes.captures)
-        assert by_host == (name in ("lookahead", "medusa"))  # the device lays out its own drafts
-        assert bool(passes.movers) == (name == "medusa") or name == "eagle"  # whose paths the device often moves
+        by_host = any(branches for _, _, branches, _ in passes.captures)
+        assert by_host == (name == "lookahead")  # the device lays out its own drafts
+        assert name in ("medusa", "eagle") or not passes.movers  # whose paths the device often moves
         same = [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
-        assert same or (name == "eagle" and blocks < 30)  # a slot reserved ahead may take a cached block's memory
+        assert same or (
+            name in ("eagle", "medusa") and blocks < 30
+        )  # a slot reserved ahead may take a cached block's memory
         assert engine.pool.stats().prefix_hits > 3
         assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
-        if name not in ("model", "eagle"):  # whose drafts stay on the device
+        if name not in ("model", "eagle", "medusa"):  # whose drafts stay on the device
             with patch.object(Buckets, "takes", lambda *_: False):
                 found, engine = serve(model, make(), True, asks(), num_blocks=blocks)
             assert found == expected
@@ -366,7 +368,7 @@ def test_longer_drafts_than_the_engine_s_are_processed_eagerly():
     deepest = 0
     while quick.sequences:
         deepest = max(deepest, quick.step().rows[0].drafted)
-    assert deepest > 2 and all(tokens <= 3 for _, tokens, _ in quick.runner.buckets.captures)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens, *_ in quick.runner.buckets.captures)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
 
 

@@ -366,7 +366,7 @@ def bytes_held() -> int:
 def test_a_soak_in_constant_memory():
     """360 requests with aborts, preemptions and a failure: each of the last 120 leaves less than 100 bytes behind."""
     random = Random(0)
-    sizes = dict(num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50)
+    sizes = dict(num_blocks=100, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50)
     engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), k=4, draft_budget=64, **sizes)
     prefixes = [random.choices(range(64), k=24) for _ in range(3)]
     processors = ({}, dict(frequency_penalty=1.0, logit_bias={5: 2.0}), dict(choices=[[7] * 14, [9] * 16]))
