@@ -52,7 +52,7 @@ class ChainLaunch:
         line[:, 0], line[:, 1 : 1 + NEW] = length, owner.sheet[:B, 5:]
         buckets.work(B, NEW, False)
         at = row * NEW + (new - 1).clamp(min=0)  # what follows the last new token
-        u = None if self.steps is None else owner.samplings.uniforms(B, 0, self.nodes)  # [B, nodes]
+        u = None if self.steps is None else owner.samplings.uniforms(B, self.nodes)  # [B, nodes]
         for i in range(self.nodes):
             token = self.choose(buckets.logits[at], buckets.best[at].clamp(min=0), i, u)  # −1: NaN; any draft will do
             owner.out[:B, 0, i] = torch.where(i < wanted, token, -1)

@@ -269,7 +269,7 @@ class Buckets(PagedPasses):
         """Of rows with one token, those that sample: the next token, in the place of the best one."""
         best, own = self.best[:B], self.samplings
         p = own.probs(self.logits[:B, None], best[:, None], steps)[:, 0]  # [B, V]
-        token = pick(p, own.uniforms(B, 0, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)
+        token = pick(p, own.uniforms(B, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)
         sampled = own.sampled(B)
         self.best[:B] = torch.where(sampled & (best >= 0), token, best)
         own.coins[:B] += sampled * GOLDEN

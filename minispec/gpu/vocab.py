@@ -100,6 +100,30 @@ def pick(probs: Tensor, u: Tensor) -> Tensor:
     return tokens
 
 
+@jit
+def _uniforms(states, out, count, stride, GOLDEN: constexpr, A: constexpr, B: constexpr, N: constexpr):
+    """sampling.uniform(state + n · GOLDEN), n = 1, 2, … of one row: the same bits."""
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
+    x = tl.load(states + row * stride) + (i + 1).to(tl.int64) * GOLDEN
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * A
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * B
+    x = x ^ ((x >> 31) & 0x1FFFFFFFF)
+    u = ((x >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * (1.0 / 9007199254740992.0)
+    tl.store(out + row * count + i, u, mask=i < count)
+
+
+def uniforms(states: Tensor, count: int) -> Tensor:
+    """The next `count` random numbers after these states [B], [B, count]: sampling.uniforms on the device."""
+    if unavailable(states.device) is not None:
+        return sampling.uniform(states[:, None] + torch.arange(1, count + 1, device=states.device) * sampling.GOLDEN)
+    out = torch.empty(len(states), count, dtype=torch.float64, device=states.device)
+    constants = dict(GOLDEN=sampling.GOLDEN, A=sampling.MIXERS[0], B=sampling.MIXERS[1])
+    with torch.cuda.device_of(states):
+        sizes = dict(N=max(16, triton.next_power_of_2(count)))
+        _uniforms[(len(states),)](states, out, count, states.stride(0), **constants, **sizes, num_warps=1)
+    return out
+
+
 def whole(probs: Tensor) -> Tensor:
     """Whether there is no NaN in distributions [..., V]: where there is one, the row is NaN from end to end."""
     return probs[..., 0].isfinite().all()

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterable
 from contextlib import ExitStack
+from copy import copy
 from itertools import pairwise, product
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -24,13 +25,13 @@ from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors
 from minispec.gpu import attention as fd
-from minispec.gpu import decode, heads, vocab, weights
+from minispec.gpu import decode, heads, verdict, vocab, weights
 from minispec.gpu import gemm as sk
 from minispec.gpu import trees as tk
 from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.weights import FastTransformer, Weights, norm, rope_and_store_torch
 from minispec.model import Config, rope_at
-from minispec.sampling import best_tokens
+from minispec.sampling import Coins, best_tokens, uniforms
 from minispec.tree import verify_mask
 from minispec.verify import greedy
 
@@ -459,6 +460,69 @@ def test_picking_a_token():
     for u in cases([1 - 2**-53, 1 - 2**-30, 0.999999]):
         token = vocab.pick(p, torch.full((rows,), u, dtype=torch.float64, device=DEVICE))
         assert bool((p.gather(1, token[:, None]) > 0).all())
+
+
+def test_random_numbers_are_those_of_the_cpu():
+    coins = [Coins(seed) for seed in range(5)]
+    states = torch.tensor([own.state for own in coins]).to(DEVICE)
+    for count in cases([20, 1, 16]):
+        found = vocab.uniforms(states, count)
+        assert torch.equal(found.cpu(), uniforms([copy(own) for own in coins], count))
+    sheet = torch.zeros(5, 3, dtype=torch.long, device=DEVICE)
+    sheet[:, 1] = states
+    assert torch.equal(vocab.uniforms(sheet[:, 1], 3), vocab.uniforms(states, 3))
+
+
+def sixtyfourths(*shape: int, V: int, generator: torch.Generator) -> torch.Tensor:
+    """Distributions [*shape, V] of numbers that add without rounding."""
+    drawn = torch.randint(min(V, 9), (*shape, 64), generator=generator) * (V // min(V, 9))
+    return (F.one_hot(drawn, V).sum(-2) / 64).float().to(DEVICE)
+
+
+def random_drafts(B: int, n: int, V: int, chains: bool, p, q, generator: torch.Generator) -> verdict.Drafts:
+    """Some shorter than others; guesses that p or q often give."""
+    source = p[:, :n] if q is None else q
+    tokens = torch.multinomial(source.flatten(0, 1).cpu(), 1, generator=generator).view(B, n)
+    parents = torch.arange(-1, n - 1).expand(B, n).clone()
+    if not chains:
+        parents = torch.stack([torch.randint(-1, max(0, i), (B,), generator=generator) for i in range(n)], 1)
+    lengths = torch.randint(0, n + 1, (B, 1), generator=generator)
+    lengths[0] = n
+    tokens = tokens.masked_fill(torch.arange(n) >= lengths, -1)
+    sampled = None if q is None else (torch.arange(B) % 4 > 0).to(DEVICE)
+    if q is not None:  # who does not sample has all its mass on the token
+        q = torch.where(sampled[:, None, None], q, F.one_hot(tokens.clamp(min=0), V).to(q))
+    return verdict.Drafts(tokens.to(DEVICE), parents.to(DEVICE), q, sampled)
+
+
+def test_verdicts(monkeypatch):
+    """Chains that were sampled, or not, and trees, also of greedy rows and of one with NaN: the verifiers of verify.py
+    decide the same, by the same random numbers."""
+    shapes = [(8, 5, 2500, True, True), (8, 7, 40, False, False), (3, 1, 9, True, False), (6, 15, 1100, False, False)]
+    for B, n, V, chains, sampled in cases(shapes) if FEW else shapes:
+        for seed in cases(range(2 if fd.INTERPRETED else 30)):
+            generator = torch.Generator().manual_seed(seed)
+            p = sixtyfourths(B, n + 1, V=V, generator=generator)
+            q = sixtyfourths(B, n, V=V, generator=generator) if sampled else None
+            drafts, best = random_drafts(B, n, V, chains, p, q, generator), p.argmax(-1)
+            best[1 % B, 0] = -1
+            samplings = verdict.RowSamplings(B, V, torch.device(DEVICE))
+            rows = [ms.Sampling(0.7) if row % 3 else ms.Sampling() for row in range(B)]
+            samplings.write(rows, [Coins(seed + row) for row in range(B)])
+            greedy = ~samplings.sampled(B)
+            p[greedy] = F.one_hot(best[greedy].clamp(min=0), V).to(p)
+            monkeypatch.setattr(samplings, "probs", lambda *_, p=p: p)
+            given = p, best, drafts, n, chains, samplings, verdict.Steps.of(rows), "token"
+            found = verdict.judge(*given)
+            with monkeypatch.context() as patched:
+                patched.setattr(verdict, "unavailable", lambda _: "")
+                expected = verdict.judge(*given)
+            used = torch.arange(n + 1, device=DEVICE) < expected.new[:, None]
+            assert torch.equal(found.new, expected.new) and torch.equal(found.taken, expected.taken)
+            assert torch.equal(found.path, expected.path) and torch.equal(found.run * used, expected.run * used)
+            real = torch.cat([drafts.tokens >= 0] * 3 + [torch.ones_like(best[:, :1]) > 0], 1)
+            torch.testing.assert_close(found.report * real, expected.report * real)
+        assert found.new.sum() > B, "nothing was accepted"
 
 
 # ---- trees ---------------------------------------------------------------------------------------------------------
