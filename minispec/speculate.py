@@ -201,12 +201,12 @@ def deepest(model: Model) -> int:
 def check_drafter(model: Model, drafter: Drafter) -> None:
     if not isinstance(drafter, Drafter):
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
-    if model.config.delta and (drafter.max_tree_nodes(1) > 1 or drafter.scratch_slots):
+    if model.config.delta and (drafter.tree or drafter.scratch_slots):
         raise ValueError(NO_TREES)
     drafter.fit(model)
 
 
 def check_rule(rule: str, drafter: Drafter | None) -> None:
     require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
-    if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
+    if rule == "block" and drafter is not None and (drafter.tree or not drafter.lossless):
         raise ValueError(NO_BLOCKS)

@@ -17,6 +17,7 @@ class Drafter:
 
     hidden_layers: tuple[int, ...] = ()  # ask for the target's residual stream after these many layers
     scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
+    tree: bool = False  # True: drafts may be trees (Draft.parents)
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     captured = None  # what drafts in its place, once `capture` has been called: of FOR_MANY
 

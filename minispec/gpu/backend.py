@@ -123,9 +123,9 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
-        hosted = hosted or not (params.temperature == 0 or getattr(drafter, "tree", True))  # a head's sampled chain
         make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
-        if not hosted and on_device(drafter):
+        made = None if hosted else on_device(drafter)
+        if made and (made.samples or params.temperature == 0):
             make = self._with_heads
         elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
             make, backends = self._with_model, sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock

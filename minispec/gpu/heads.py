@@ -39,6 +39,7 @@ from .weights import (
 class DeviceDrafter:
     """The protocol. `ON_DEVICE` says which of them drafts in which drafter's place."""
 
+    samples: bool = True  # whether its drafts are right for requests that sample, too
     nodes: int  # of every draft
     budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
     depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
@@ -102,7 +103,11 @@ class LeanLayers:
 
 
 class MedusaOnDevice(DeviceDrafter):
-    """The static tree of the heads' best tokens, after the newest hidden state."""
+    """The static tree or chain of the heads' best tokens, after the newest hidden state."""
+
+    @classmethod
+    def takes(cls, drafter: Medusa) -> bool:
+        return drafter.lossless
 
     def __init__(self, drafter: Medusa, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
@@ -297,6 +302,8 @@ class DFlashOnDevice(DeviceDrafter):
 
 class DSparkOnDevice(DFlashOnDevice):
     """DSpark's chain: the likeliest token of each blank after the one before it."""
+
+    samples = False
 
     @classmethod
     def takes(cls, drafter: DSpark) -> bool:
