@@ -319,17 +319,17 @@ class DraftsForMany:
         self.early_states = {n: torch.zeros(EARLY, d, **new) for n in layers}
         self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
         self.early = Captures(self._early, self.early_sheet)
-        self.memory = self._on_device(count + 1).cache  # one row to spare
+        self.memory = on_device(self.drafter).new_cache(self.drafter, self._sizes(count + 1), k)  # one row to spare
         if old is not None:
             rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
-    def _on_device(self, B: int) -> DeviceDrafter:
-        target = self.drafter.target  # of which it asks sizes
+    def _sizes(self, B: int) -> SimpleNamespace:
+        """What a DeviceDrafter for B rows asks of its target."""
+        target = self.drafter.target
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
-        seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
-        return on_device(self.drafter)(self.drafter, seen, self.k)
+        return SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
@@ -353,8 +353,7 @@ class DraftsForMany:
     @on_the_device
     def _prepare(self, B: int, nodes: int) -> Launch:
         if (B, nodes) not in self.launches:
-            drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+            drafts = on_device(self.drafter)(self.drafter, self._sizes(B), self.k, rows_from(self.memory, 0, B))
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)

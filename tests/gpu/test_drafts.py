@@ -14,7 +14,7 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters.base import FOR_MANY
-from minispec.gpu import drafts
+from minispec.gpu import drafts, heads
 from minispec.gpu.captured_runner import CapturedRunner
 from minispec.gpu.drafts import DraftsForMany, Launch, MedusaForMany
 from minispec.sampling import Coins
@@ -170,3 +170,14 @@ def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, mon
             engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
         engine.run()
     assert seen == passes and beside.checked and not beside.wrong
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_every_shape_works_in_the_one_memory(kind, monkeypatch):
+    """Each shape of a launch once allocated a whole memory of its own, which was thrown away at once."""
+    caches, right = [], heads.KVCache
+    monkeypatch.setattr(heads, "KVCache", lambda *args, **options: caches.append(1) or right(*args, **options))
+    drafter = KINDS[kind](pair()[0])
+    serve(endless(pair()[0]), drafter, True, [([5, 6, 7], dict(max_new_tokens=9))])
+    drafter.captured.prepare()
+    assert len(drafter.captured.launches) > 5 and len(caches) == 1
