@@ -114,9 +114,9 @@ class Loop:
         raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
         self.cycles = self.judge()
         self.keep()
-        clock.lap("sample")
+        clock.rest("sample")
         for cycle in self.cycles:
-            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = clock.seconds.values()
+            cycle.took(**clock.seconds)
         if self.controller:
             self.learn(size, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts

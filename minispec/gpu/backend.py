@@ -148,7 +148,7 @@ class Backend:
         most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
         tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
         passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
-        return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
+        return Hosted(passes, *leases, self.model, list(rows), drafter, k, params)
 
     def _with_heads(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
         def make(target: FastTransformer, sampling) -> Speculator:

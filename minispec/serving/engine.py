@@ -391,7 +391,7 @@ class Engine:
             return
         if turn.asked:
             cycle.kept = turn.emitted
-            _, cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = self.runner.clock.seconds.values()
+            cycle.took(*(self.runner.clock.seconds[part] for part in ("drafting", "pass", "sampling")))
             sequence.trace.cycles.append(cycle)
         elif sequence.k:
             sequence.trace.plain += 1

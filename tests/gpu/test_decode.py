@@ -3,6 +3,7 @@ tokens and memory, on a CPU without captures and on a GPU with them."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -98,9 +99,11 @@ def generate(model: ms.Model, *rest, **options) -> ms.Output:
 def speculate(model: ms.Model, *rest, **options) -> ms.Output:
     """ms.speculate by the captured backend: every cycle is a launch."""
     model.accelerate()
-    out = ms.speculate(model, *rest, **options)
-    launches = sum(len(made.began) for made in model.backend.decoders.values() if isinstance(made, FastSpeculator))
-    assert launches >= len(out.trace.cycles), "the cycles did not go through the backend"
+    with patch.object(FastSpeculator, "once", autospec=True, side_effect=FastSpeculator.once) as once:
+        out = ms.speculate(model, *rest, **options)
+    assert once.call_count >= len(out.trace.cycles), "the cycles did not go through the backend"
+    made = [made for made in model.backend.decoders.values() if isinstance(made, FastSpeculator)]
+    assert all(len(decoder.began) == len(decoder.arrivals) for decoder in made), "a moment is kept for every cycle"
     return out
 
 
