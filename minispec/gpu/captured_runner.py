@@ -274,7 +274,9 @@ class CapturedRunner(Runner):
             self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
             return
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
-        self.cycles.end(tables)
-        # Paths have been moved: even if what follows fails, `keep` must not move them again.
-        self.ahead = Ahead(rows, {}, drafted, launch)
+        try:
+            self.cycles.end(tables)
+        finally:
+            if self.cycles.moved:  # even if something else fails, `keep` must not move the paths again
+                self.ahead = Ahead(rows, {}, drafted, launch)
         self.ahead.results = self.cycles.next(launch)

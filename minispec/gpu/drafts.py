@@ -430,7 +430,7 @@ class Cycles:
     """Launches of the next cycle, over the drafts of `many` and the passes of `buckets`."""
 
     def __init__(self, many: DraftsForMany, buckets: Buckets):
-        self.many, self.buckets, self.out = many, buckets, None
+        self.many, self.buckets, self.out, self.moved = many, buckets, None, False
         self.captures: dict[tuple[int, int], Captured] = {}  # by the rows and tokens of a pass
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = trees.walk if kernels else trees.walk_torch
@@ -450,7 +450,9 @@ class Cycles:
         buckets.sent.record()
         if (B, T) not in self.captures:
             self._capture(B, T)
+        self.moved = False  # a replay moves all paths, but the same work by the host may fail before or after that
         self.captures[B, T]()
+        self.moved = True
 
     def next(self, launch: Launch) -> Results:
         """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
@@ -512,6 +514,7 @@ class Cycles:
             source, target = slots[:, k + 1 :].where(kept, buckets.spare * buckets.block_size).chunk(2, 1)
             for memory in buckets.cache.memories:
                 memory[:, target.flatten()] = memory[:, source.flatten()]
+        self.moved = True
         if buckets.cache.hidden_layers:
             at = slots[:, : k + 1].flatten()
             broken = (best < 0).any(1, keepdim=True).expand(B, k + 1).reshape(-1, 1)  # NaN would outlive its request
