@@ -60,6 +60,12 @@ class Drafter:
         if self.captured is None and kind is not None and kind.takes(self):
             self.captured = kind(self)
 
+    def release(self) -> None:
+        """An engine has been shut down: give back what was taken for captured drafts, unless another one's sequences
+        are there. It is taken anew when it is needed again."""
+        if self.captured is not None:
+            self.captured.release()
+
 
 def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:
     """One draft per sequence, none deeper than its depth, k at the most."""

@@ -10,6 +10,7 @@ that holds for steps in which nobody drafts. Drafts that the device makes stay t
 launched right after, and for greedy requests the whole next cycle after it (drafts.py, chains.py).
 """
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -229,6 +230,7 @@ class CapturedRunner(Runner):
         super().release()
         self.buckets = self.cycles = self.ahead = self.latest = self.pending = None
         self.drafting = []
+        gc.collect()  # captures are part of reference cycles: their memory would stay until somebody collects
 
     # ---- work for the next step ------------------------------------------------------------------------------------
 

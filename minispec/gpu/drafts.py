@@ -146,12 +146,9 @@ class DraftsForMany:
         self.drafter, self.device = drafter, drafter.target.device
         self.rows: dict[int, int] = {}  # the row of each living sequence
         self.held: dict[int, range] = {}  # and its positions that are in memory there
-        self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
-        self.k = self.count = self.capacity = 0
         self.least = ROWS  # rows that memory begins with
-        self.memory: KVCache | None = None
-        self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
         self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
+        self.release()
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -161,6 +158,17 @@ class DraftsForMany:
     def reserve(self, rows: int, tokens: int) -> None:
         """There will be so many sequences, of so many tokens in all."""
         self.least = max(self.least, rows_of(rows))
+
+    def release(self) -> None:
+        """Give memory and captures back, unless there are sequences in it; the next one begins with new ones."""
+        if self.rows:
+            return
+        self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
+        self.k = self.count = self.capacity = 0
+        self.memory: KVCache | None = None
+        self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
+        self.sheet = self.lines = self.numbers = self.states = self.out = self.arrival = None
+        self.early_states = self.early_sheet = self.early_lines = self.early_numbers = self.early = None
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -392,7 +400,8 @@ class MedusaForMany:
     """Medusa's table of candidates after the newest hidden states [B, d], by one launch. The tree is the host's."""
 
     def __init__(self, drafter: Medusa):
-        self.drafter, self.newest, self.tables = drafter, None, None
+        self.drafter = drafter
+        self.release()
 
     @classmethod
     def takes(cls, drafter: Medusa) -> bool:
@@ -400,6 +409,9 @@ class MedusaForMany:
 
     def reserve(self, rows: int, tokens: int) -> None:
         self._grow(rows_of(rows))
+
+    def release(self) -> None:
+        self.newest = self.tables = self.captures = None
 
     def __call__(self, newest: Tensor) -> Tensor:
         B = rows_of(len(newest))

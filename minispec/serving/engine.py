@@ -253,8 +253,8 @@ class Engine:
             for id in list(self.sequences):
                 self.abort(id)
             self.closed = True
-            self.runner.release()
             gc.unfreeze()  # see warm_up.py
+            self.runner.release()
 
     def sequence(
         self,
