@@ -42,7 +42,7 @@ class Hosted(Loop):
     the i-th run of blocks."""
 
     def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
-        self.passes, self.lease, each = passes, lease, passes.blank // passes.rows
+        self.passes, self.lease, each = passes, lease, passes.blank // len(rows)
         self.tables = [list(range(i * each, (i + 1) * each)) for i in range(len(rows))]
         drafter.capture()
         super().__init__(model, rows, drafter, k, params)
@@ -85,8 +85,14 @@ class Hosted(Loop):
             self.lease.give_back()
 
 
+LEAST = 256  # slots of each sequence of a batch, if no call needs more
 AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next
 CAPTURES = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
+
+
+def power_of_two(count: int) -> int:
+    """The next one."""
+    return 1 << (count - 1).bit_length()
 
 
 class Backend:
@@ -98,9 +104,9 @@ class Backend:
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.lease, self.told = model, Lease(), False
         self.invariant = invariant.wanted()
-        lean = has_kernels(model.device, model.dtype) if lean is None else lean
-        room = 2048 if model.device.type == "cuda" else 256  # more is other memory, and everything is captured again
-        self.options = dict(capacity=room, lean=lean)
+        self.lean = has_kernels(model.device, model.dtype) if lean is None else lean
+        # Slots that memory begins with: more is other memory, and everything is captured again.
+        self.room = 2048 if model.device.type == "cuda" else 256
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
         self.blocks: Buckets | None = None  # for drafts of the host, and `blocks_for` what sizes
@@ -201,30 +207,33 @@ class Backend:
 
     @on_the_device
     def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
-        """Fused weights, and memory of so many tokens for each of so many sequences."""
+        """Fused weights, and memory of so many tokens for each of so many sequences, rounded up: most calls find what
+        an earlier one has captured."""
         self.check_invariance()
+        capacity = max(self.room if batch == 1 else LEAST, power_of_two(tokens))
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
                 self.forget(other)
-            self.memories[batch] = FastTransformer(self.model.transformer, batch, **self.options)
+            self.memories[batch] = FastTransformer(self.model.transformer, batch, capacity, lean=self.lean)
         memory = self.memories[batch]
         if tokens > memory.capacity:
             self.forget(batch)
-            memory.allocate(batch, 1 << (tokens - 1).bit_length())
+            memory.allocate(batch, capacity)
             self.memories[batch] = memory
         return memory
 
     def in_blocks(self, tokens: int, rows: int, most: int, layers: list[int]) -> Buckets:
-        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters.
-        What is too small is made anew, large enough for what it was made for before, too."""
+        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters:
+        of few long sequences, or of many short ones. What is too small is made anew, large enough for what it was made
+        for before, too."""
         self.check_invariance()
-        had = self.blocks_for if self.blocks else (self.options["capacity"], 0, 0, frozenset())
-        sizes = *map(max, had[:3], (tokens, rows, most)), had[3].union(layers)
+        had = self.blocks_for if self.blocks else (self.room // BLOCK, 0, 0, frozenset())
+        needed = rows * -(-power_of_two(tokens) // BLOCK)
+        sizes = *map(max, had[:3], (needed, rows, most)), had[3].union(layers)
         if not self.blocks or sizes != had:
-            tokens, rows, most, layers = sizes
-            tokens = 1 << (tokens - 1).bit_length()
-            self.blocks, self.blocks_for = None, (tokens, rows, most, layers)
-            self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+            self.blocks, self.blocks_for = None, sizes
+            blocks, rows, most, layers = sizes
+            self.blocks = self.serve(blocks, BLOCK, rows, most, sorted(layers))
         return self.blocks
 
     def forget(self, batch: int) -> None:

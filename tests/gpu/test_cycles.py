@@ -273,6 +273,21 @@ def test_batches_without_a_drafter_are_the_reference_s(device, count=20):
     assert ms.generate(target, PROMPTS[0], 12).tokens == ms.generate(slow(target), PROMPTS[0], 12).tokens
 
 
+def test_a_batch_reserves_what_it_needs(device):
+    """Not what one prompt is given on a GPU, for each of them. Calls of about the same size share memory."""
+    target, made = slow(models(device)[0]), set()
+    target.accelerate().room = 2048
+    for count in (12, 20, 200):
+        expected = [out.tokens for out in ms.generate(slow(target), list(PROMPTS), count)]
+        assert [out.tokens for out in ms.generate(target, list(PROMPTS), count)] == expected
+        assert [out.tokens for out in ms.speculate(target, list(PROMPTS), D.NGram(), 3, count)] == expected
+        memory, blocks = target.backend.memories[len(PROMPTS)], target.backend.blocks
+        made |= {id(memory.cache), id(blocks)}
+        assert memory.capacity == 256 and blocks.blank * blocks.block_size == 2048 and len(made) == 2
+    one = ms.speculate(target, [5, 6, 7], D.NGram(), 3, 200)
+    assert one.tokens == ms.generate(slow(target), [5, 6, 7], 200).tokens and target.backend.blocks is blocks
+
+
 def test_a_captured_prompt_leaves_what_an_eager_one_does(device):
     """In memory, lengths and hidden states; padding leaves nothing."""
     target, _ = models(device)
