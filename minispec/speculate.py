@@ -24,7 +24,7 @@ from .drafters.base import Drafter, propose
 from .generate import prepare
 from .params import SamplingParams
 from .recurrent import DEEPEST, NO_TREES
-from .require import require, whole
+from .require import require, warn_once, whole
 from .sampling import emitting_positions, pad
 from .trace import Clock, Cycle
 from .tree import mask_and_offsets
@@ -76,6 +76,10 @@ def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> None:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
+    if model.backend and rule == "block":
+        warn_once(
+            'rule="block" is judged by the host: `speculate` runs without CUDA graphs, with the same distribution'
+        )
     captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
         while loop.sequences:

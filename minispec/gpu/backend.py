@@ -9,7 +9,6 @@ verifies it, and the best tokens come down. These passes are an engine's, over m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.model import Model
 from ..params import SamplingParams
+from ..require import warn_once
 from ..sequence import Sequence
 from ..speculate import Loop
 from ..trace import Cycle
@@ -102,7 +102,7 @@ class Backend:
 
     def __init__(self, model: Model, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
-        self.model, self.lease, self.told = model, Lease(), False
+        self.model, self.lease = model, Lease()
         self.invariant = invariant.wanted()
         self.lean = has_kernels(model.device, model.dtype) if lean is None else lean
         # Slots that memory begins with: more is other memory, and everything is captured again.
@@ -120,7 +120,7 @@ class Backend:
             prompts = [sequence.tokens for sequence in sequences]
             return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
 
-        return None if self.beyond(params) else lent([self.lease], make)
+        return None if self.beyond(params) else self.lent([self], make)
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
@@ -135,19 +135,27 @@ class Backend:
             make = self._with_heads
         elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
             make, backends = self._with_model, sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock
-        return lent([backend.lease for backend in backends], partial(make, rows, drafter, k, params))
+        return self.lent(backends, partial(make, rows, drafter, k, params))
 
     def beyond(self, params: SamplingParams) -> bool:
         """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
         asked = params.by_prefix or params.min_new_tokens > 0
-        if asked and not self.told:
-            self.told = True
-            warnings.warn(
+        if asked:
+            warn_once(
                 "penalties, biases, constraints and min_new_tokens are applied by the host: `generate` "
-                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
-                stacklevel=2,
+                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later"
             )
         return asked
+
+    def lent(self, backends: list[Backend], make: Callable):
+        """What `make` makes of their leases; None, which is said once: one of them is with another call."""
+        made = lent([backend.lease for backend in backends], make)
+        if made is None:
+            warn_once(
+                f"another call holds the GPU memory of {self.model.name} and does nothing (or this one was made by its "
+                "`stream`): this one runs without CUDA graphs. Outputs are the same, later"
+            )
+        return made
 
     def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
         longest = LONGEST if k == "auto" else k

@@ -153,7 +153,7 @@ class Engine:
         require_whole(k=self.k, history=history)
         require(policy in POLICIES, f"one of {', '.join(POLICIES)}", policy=policy)
         check_rule(rule, drafter)
-        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
+        fast = target.may_capture() if fast is None else fast
         share = 0 if drafter is None and draft_budget is None else draft_budget  # of a step's tokens
         slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=share), 0, None
         if drafter is not None:

@@ -238,6 +238,16 @@ def test_a_drafter_that_fails_leaves_the_model_s_memory_to_the_next_call(device)
     assert not target.backend.lease.lock.locked()
 
 
+def test_blocks_on_a_gpu_are_judged_by_the_host_which_is_said_once(monkeypatch):
+    monkeypatch.setattr("minispec.require.TOLD", set())
+    target, draft = models()
+    target.accelerate()
+    options = dict(rule="block", temperature=1.0, seed=0)
+    with pytest.warns(UserWarning, match="without CUDA graphs") as told:
+        outs = [ms.speculate(target, PROMPTS[0], D.Model(draft), 3, 8, **options).tokens for _ in range(2)]
+    assert outs[0] == outs[1] and len(told) == 1
+
+
 BATCHES = "medusa", "dflash", "typical", "exit", *HOSTED
 
 
