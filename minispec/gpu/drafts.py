@@ -454,6 +454,7 @@ class Cycles:
     def end(self, tables: list[list[int]]) -> None:
         """The end of a cycle. Tables have the slots for the next one, however this one
         ends; those of requests that have ended are empty."""
+        self.moved = False  # a replay moves all paths, but the same work by the host may fail before or after that
         buckets, (B, T, _) = self.buckets, self.buckets.shape
         if self.out is not self.many.out:
             self._renew()
@@ -462,7 +463,6 @@ class Cycles:
         buckets.sent.record()
         if (B, T) not in self.captures:
             self._capture(B, T)
-        self.moved = False  # a replay moves all paths, but the same work by the host may fail before or after that
         self.captures[B, T]()
         self.moved = True
 
@@ -499,6 +499,7 @@ class Cycles:
                 captured.prepare()
             finally:
                 buckets.table_sheet.copy_(tables)
+                self.moved = False
         self.captures[B, T] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
