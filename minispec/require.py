@@ -1,6 +1,7 @@
 """What a caller may give: everything else is refused before any work, by its name, its value and what would do."""
 
 import math
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -33,6 +34,15 @@ require_whole = require_each(lambda n: whole(n, 0), "a whole number ≥ 0")
 require_positive = require_each(lambda x: real(x) and x > 0, "a finite number > 0")
 require_not_negative = require_each(lambda x: real(x, 0), "a finite number ≥ 0")
 require_probabilities = require_each(lambda x: real(x, 0, 1), "a number from 0 to 1")
+
+
+TOLD: set[str] = set()  # what this process was warned of
+
+
+def warn_once(said: str) -> None:
+    if said not in TOLD:
+        TOLD.add(said)
+        warnings.warn(said, stacklevel=3)
 
 
 def require_packages(what: str, extra: str, *packages: str) -> None:

@@ -24,7 +24,7 @@ from .drafters.base import Drafter, propose
 from .generate import prepare
 from .params import SamplingParams
 from .recurrent import DEEPEST, NO_TREES
-from .require import require, whole
+from .require import require, warn_once, whole
 from .sampling import emitting_positions, pad
 from .trace import Clock, Cycle
 from .tree import mask_and_offsets
@@ -76,6 +76,10 @@ def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> None:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
+    if model.backend and rule == "block":
+        warn_once(
+            'rule="block" is judged by the host: `speculate` runs without CUDA graphs, with the same distribution'
+        )
     captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
         while loop.sequences:
@@ -114,9 +118,9 @@ class Loop:
         raw = self.logits.clone() if sequences[0].wants_logprobs else None  # before any token is forbidden
         self.cycles = self.judge()
         self.keep()
-        clock.lap("sample")
+        clock.rest("sample")
         for cycle in self.cycles:
-            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = clock.seconds.values()
+            cycle.took(**clock.seconds)
         if self.controller:
             self.learn(size, depths)
         verified = [emitting_positions(cycle.path) for cycle in self.cycles]  # the last token and the accepted drafts
@@ -201,12 +205,12 @@ def deepest(model: Model) -> int:
 def check_drafter(model: Model, drafter: Drafter) -> None:
     if not isinstance(drafter, Drafter):
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
-    if model.config.delta and (drafter.max_tree_nodes(1) > 1 or drafter.scratch_slots):
+    if model.config.delta and (drafter.tree or drafter.scratch_slots):
         raise ValueError(NO_TREES)
     drafter.fit(model)
 
 
 def check_rule(rule: str, drafter: Drafter | None) -> None:
     require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
-    if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
+    if rule == "block" and drafter is not None and (drafter.tree or not drafter.lossless):
         raise ValueError(NO_BLOCKS)

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,16 +25,34 @@ def synchronize(device) -> None:
 
 
 class Clock:
-    """Divides time among parts: each ends with a lap. With a device, waits for it, whose work may end later."""
+    """Divides time among parts: each ends with a lap. On a CUDA device that is when the work launched until then has
+    ended. The device notes it itself (a CUDA event), so a lap waits for nothing, and `rest` does the sums."""
 
     def __init__(self, *parts: str, device="cpu"):
-        self.seconds, self.device, self.last = dict.fromkeys(parts, 0.0), device, time.perf_counter()
+        self.seconds, self.device = dict.fromkeys(parts, 0.0), torch.device(device)
+        self.began = self.last = time.perf_counter()
+        self.laps = [("", self.event())] if self.device.type == "cuda" else None
+
+    def event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def lap(self, part: str) -> None:
-        synchronize(self.device)
+        if self.laps:
+            self.laps.append((part, self.event()))
+            return
         now = time.perf_counter()
         self.seconds[part] += now - self.last
         self.last = now
+
+    def rest(self, part: str) -> None:
+        """What the laps have left of the time until now. By now the host should have what the device made in them, so
+        that nothing is waited for. What was launched after them may still run: its end counts in the next rest."""
+        for (_, start), (lap, end) in pairwise(self.laps or ()):
+            end.synchronize()
+            self.seconds[lap] += start.elapsed_time(end) / 1e3
+        self.seconds[part] += max(0.0, time.perf_counter() - self.began - sum(self.seconds.values()))
 
 
 @dataclass
@@ -61,6 +80,9 @@ class Cycle:
         q = [1.0] * n if q is None else q[:n]
         bonus = (path[-1] if path else -1) not in draft.node_parents  # nothing was drafted after that node
         return cls(draft.tokens, draft.parents, p[:n], q, path, token, bonus, kept, committed, lossless)
+
+    def took(self, draft: float, verify: float, sample: float) -> None:
+        self.draft_seconds, self.verify_seconds, self.sample_seconds = draft, verify, sample
 
     @property
     def accepted(self) -> int:

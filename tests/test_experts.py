@@ -13,6 +13,7 @@ from minispec.experts import Experts
 from minispec.load.folder import save_folder
 from minispec.load.hf_config import from_hf
 from minispec.load.quantize import to_int8
+from minispec.recurrent import DeltaRule
 from minispec_course import formulas
 
 SHAPE = Experts(count=6, per_token=2, size=16)
@@ -108,3 +109,17 @@ def test_compiled_passes_leave_it_to_the_reference(monkeypatch):
         require_ordinary(model.transformer, "fast=True: this")
     with pytest.raises(ValueError, match="mixture of experts"):
         to_int8(model.transformer)
+
+
+def test_a_gpu_that_cannot_capture_a_model_says_so_once(sparse, monkeypatch):
+    """`ms.load` and an engine would run it eagerly in silence."""
+    dense, hybrid = random_model(), random_model(num_layers=4, delta=DeltaRule((0, 1), 2, 4, 8, 6))
+    monkeypatch.setattr(ms.Model, "device", torch.device("cuda"))
+    monkeypatch.setattr("minispec.require.TOLD", set())
+    with pytest.warns(UserWarning, match="without CUDA graphs") as told:
+        captured = [model.may_capture() for model in (dense, sparse, sparse, hybrid)]
+    assert captured == [True, False, False, False]
+    assert [("mixture" in str(w.message), "recurrent" in str(w.message)) for w in told] == [
+        (True, False),
+        (False, True),
+    ]

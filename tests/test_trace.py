@@ -8,6 +8,7 @@ from fakes import Given, continuation, scripted, whole_text
 from loop_checks import PROMPTS, greedy_pair
 
 import minispec as ms
+from minispec import trace
 from minispec.drafters import Draft
 
 
@@ -99,3 +100,40 @@ def test_a_branch_that_ends_early_is_no_bonus():
         drafter.extra = 3
         (first, *_) = ms.speculate(scripted(whole_text), [3, 15], drafter, 2, 4).trace.cycles
         assert (first.path, first.bonus, first.kinds) == (path, bonus, ["accepted", "bonus" if bonus else "corrected"])
+
+
+# ---------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_parts_of_a_cycle_add_up_to_its_time_and_nothing_waits(device, monkeypatch):
+    """A device's own clock says when a part of it ended; what the device does after the last lap is not waited for, and
+    counts in the rest of the next cycle."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.at = next(moments)
+
+        def synchronize(self):
+            """It has passed."""
+
+        def elapsed_time(self, later):
+            return later.at - self.at  # in milliseconds
+
+    def wait(*device):
+        pytest.fail("a lap waits for the device")
+
+    moments, now = iter([500.0, 503.0, 510.0]), iter([1.0, 1.003, 1.010, 1.012] if device == "cpu" else [1.0, 1.012])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(trace.time, "perf_counter", lambda: next(now))
+    clock = trace.Clock("draft", "verify", "sample", device=device)
+    clock.lap("draft")
+    clock.lap("verify")
+    clock.rest("sample")
+    monkeypatch.undo()
+    assert clock.seconds == pytest.approx({"draft": 0.003, "verify": 0.007, "sample": 0.002})

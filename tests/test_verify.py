@@ -504,7 +504,7 @@ def test_blocks_are_refused_for_trees_and_lossy_drafters():
     target, draft = greedy_pair()
     chains, lossy, trees = (ms.drafters.Model(draft) for _ in range(3))
     lossy.lossless = False
-    trees.max_tree_nodes = lambda k: k + 2
+    trees.tree = True
     for drafter, rule, words in ((lossy, "block", "trees"), (trees, "block", "trees"), (chains, "blocks", "rule=")):
         with pytest.raises(ValueError, match=words):
             ms.speculate(target, [1, 2], drafter, 2, 4, rule=rule)

@@ -137,3 +137,6 @@ class Ahead(Drafter):
     def capture(self) -> None:
         self.inner.pass_tokens = 1 + LONGEST
         self.inner.capture()
+
+    def release(self) -> None:
+        self.inner.release()

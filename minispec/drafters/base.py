@@ -17,6 +17,7 @@ class Drafter:
 
     hidden_layers: tuple[int, ...] = ()  # ask for the target's residual stream after these many layers
     scratch_slots: int = 0  # tokens beside the draft that its pass may have to process
+    tree: bool = False  # True: drafts may be trees (Draft.parents)
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     captured = None  # what drafts in its place, once `capture` has been called: of FOR_MANY
 
@@ -58,6 +59,12 @@ class Drafter:
         kind = FOR_MANY.get(type(self))  # not of a base class: what a subclass changes would never be called
         if self.captured is None and kind is not None and kind.takes(self):
             self.captured = kind(self)
+
+    def release(self) -> None:
+        """An engine has been shut down: give back what was taken for captured drafts, unless another one's sequences
+        are there. It is taken anew when it is needed again."""
+        if self.captured is not None:
+            self.captured.release()
 
 
 def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:

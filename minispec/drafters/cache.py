@@ -57,6 +57,9 @@ class DraftCache:
         if not self.lengths:
             self.cache = None
 
+    def release(self) -> None:
+        """There is nothing to give back: memory goes with the last sequence."""
+
 
 class StateCache(DraftCache):
     """Entry t is made of the target's hidden states at position t, so entries follow what the target has processed."""

@@ -86,3 +86,7 @@ class Cascade(DraftModel):
     def capture(self) -> None:
         super().capture()
         self.inner.capture()
+
+    def release(self) -> None:
+        super().release()
+        self.inner.release()

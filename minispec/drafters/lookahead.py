@@ -45,6 +45,8 @@ class Lookahead(Drafter):
     token. `target` may be left out: the model that looks ahead is the one that verifies.
     """
 
+    tree = True
+
     def __init__(self, target: Model | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
         require_counts(window=window, guesses=guesses)
         require(whole(ngram, 2), "a whole number ≥ 2", ngram=ngram)

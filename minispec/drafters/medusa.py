@@ -135,13 +135,14 @@ class Medusa(HeadDrafter):
         nodes = tree_size(nodes, target.device)
         require_counts(nodes=nodes)
         require(tree in ("best", "chain"), '"best" or "chain"', tree=tree)
-        self.nodes, self.tree, self.lossless, self.heads = nodes, tree, lossless, MedusaHeads.load(target, heads)
+        self.nodes, self.tree, self.lossless = nodes, tree == "best", lossless
+        self.heads = MedusaHeads.load(target, heads)
         super().__init__(target, self.heads.weight.shape[1], (target.config.num_layers,))
         depths, accuracy = range(1, self.heads.count + 1), self.heads.accuracy
-        if tree == "chain":  # of the nodes of a tree at most k deep, best first
-            self.choices = {k: [(0,) * depth for depth in depths[:k]] for k in depths}
-        else:
+        if self.tree:  # the nodes of a tree at most k deep, best first
             self.choices = {k: best_tree(accuracy[:k], nodes) for k in depths}
+        else:
+            self.choices = {k: [(0,) * depth for depth in depths[:k]] for k in depths}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
@@ -149,7 +150,7 @@ class Medusa(HeadDrafter):
 
     def __repr__(self) -> str:
         nodes = len(self.shapes[self.heads.count].parents)
-        what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
+        what = f"tree of {nodes} nodes" if self.tree else f"chain of {nodes}"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
     def _shape(self, choices: list[Choice]) -> Tree:
@@ -167,7 +168,7 @@ class Medusa(HeadDrafter):
         table = self.table(newest).tolist()  # [B, K · m]
         shapes = [self.tree_of(k, c.allowed_nodes(self.max_tree_nodes(k))) for c in sequences]
         filled = [[row[i] for i in shape.tokens] for row, shape in zip(table, shapes, strict=True)]
-        parents = [shape.parents if shape.tokens and self.tree != "chain" else None for shape in shapes]
+        parents = [shape.parents if shape.tokens and self.tree else None for shape in shapes]
         return [Draft(tokens, None, above) for tokens, above in zip(filled, parents, strict=True)]
 
     def table(self, newest: Tensor) -> Tensor:

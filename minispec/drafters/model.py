@@ -151,6 +151,11 @@ class DraftModel(Drafter):
             self.memory = self.draft.capturer().draft_memory(self.pass_tokens)
         super().capture()
 
+    def release(self) -> None:
+        if not self.memory.lengths:
+            super().release()
+            self.memory.release()
+
 
 def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what

@@ -9,7 +9,6 @@ verifies it, and the best tokens come down. These passes are an engine's, over m
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.model import Model
 from ..params import SamplingParams
+from ..require import warn_once
 from ..sequence import Sequence
 from ..speculate import Loop
 from ..trace import Cycle
@@ -42,7 +42,7 @@ class Hosted(Loop):
     the i-th run of blocks."""
 
     def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
-        self.passes, self.lease, each = passes, lease, passes.blank // passes.rows
+        self.passes, self.lease, each = passes, lease, passes.blank // len(rows)
         self.tables = [list(range(i * each, (i + 1) * each)) for i in range(len(rows))]
         drafter.capture()
         super().__init__(model, rows, drafter, k, params)
@@ -85,8 +85,14 @@ class Hosted(Loop):
             self.lease.give_back()
 
 
+LEAST = 256  # slots of each sequence of a batch, if no call needs more
 AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next
 CAPTURES = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
+
+
+def power_of_two(count: int) -> int:
+    """The next one."""
+    return 1 << (count - 1).bit_length()
 
 
 class Backend:
@@ -96,11 +102,11 @@ class Backend:
 
     def __init__(self, model: Model, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
-        self.model, self.lease, self.told = model, Lease(), False
+        self.model, self.lease = model, Lease()
         self.invariant = invariant.wanted()
-        lean = has_kernels(model.device, model.dtype) if lean is None else lean
-        room = 2048 if model.device.type == "cuda" else 256  # more is other memory, and everything is captured again
-        self.options = dict(capacity=room, lean=lean)
+        self.lean = has_kernels(model.device, model.dtype) if lean is None else lean
+        # Slots that memory begins with: more is other memory, and everything is captured again.
+        self.room = 2048 if model.device.type == "cuda" else 256
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
         self.blocks: Buckets | None = None  # for drafts of the host, and `blocks_for` what sizes
@@ -114,7 +120,7 @@ class Backend:
             prompts = [sequence.tokens for sequence in sequences]
             return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
 
-        return None if self.beyond(params) else lent([self.lease], make)
+        return None if self.beyond(params) else self.lent([self], make)
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
@@ -123,32 +129,40 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
-        hosted = hosted or not (params.temperature == 0 or getattr(drafter, "tree", True))  # a head's sampled chain
         make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
-        if not hosted and on_device(drafter):
+        made = None if hosted else on_device(drafter)
+        if made and (made.samples or params.temperature == 0):
             make = self._with_heads
         elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
             make, backends = self._with_model, sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock
-        return lent([backend.lease for backend in backends], partial(make, rows, drafter, k, params))
+        return self.lent(backends, partial(make, rows, drafter, k, params))
 
     def beyond(self, params: SamplingParams) -> bool:
         """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
         asked = params.by_prefix or params.min_new_tokens > 0
-        if asked and not self.told:
-            self.told = True
-            warnings.warn(
+        if asked:
+            warn_once(
                 "penalties, biases, constraints and min_new_tokens are applied by the host: `generate` "
-                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
-                stacklevel=2,
+                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later"
             )
         return asked
+
+    def lent(self, backends: list[Backend], make: Callable):
+        """What `make` makes of their leases; None, which is said once: one of them is with another call."""
+        made = lent([backend.lease for backend in backends], make)
+        if made is None:
+            warn_once(
+                f"another call holds the GPU memory of {self.model.name} and does nothing (or this one was made by its "
+                "`stream`): this one runs without CUDA graphs. Outputs are the same, later"
+            )
+        return made
 
     def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
         longest = LONGEST if k == "auto" else k
         most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
         tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
         passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
-        return Hosted(passes, self.lease, self.model, list(rows), drafter, k, params)
+        return Hosted(passes, *leases, self.model, list(rows), drafter, k, params)
 
     def _with_heads(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
         def make(target: FastTransformer, sampling) -> Speculator:
@@ -201,30 +215,33 @@ class Backend:
 
     @on_the_device
     def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
-        """Fused weights, and memory of so many tokens for each of so many sequences."""
+        """Fused weights, and memory of so many tokens for each of so many sequences, rounded up: most calls find what
+        an earlier one has captured."""
         self.check_invariance()
+        capacity = max(self.room if batch == 1 else LEAST, power_of_two(tokens))
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
                 self.forget(other)
-            self.memories[batch] = FastTransformer(self.model.transformer, batch, **self.options)
+            self.memories[batch] = FastTransformer(self.model.transformer, batch, capacity, lean=self.lean)
         memory = self.memories[batch]
         if tokens > memory.capacity:
             self.forget(batch)
-            memory.allocate(batch, 1 << (tokens - 1).bit_length())
+            memory.allocate(batch, capacity)
             self.memories[batch] = memory
         return memory
 
     def in_blocks(self, tokens: int, rows: int, most: int, layers: list[int]) -> Buckets:
-        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters.
-        What is too small is made anew, large enough for what it was made for before, too."""
+        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters:
+        of few long sequences, or of many short ones. What is too small is made anew, large enough for what it was made
+        for before, too."""
         self.check_invariance()
-        had = self.blocks_for if self.blocks else (self.options["capacity"], 0, 0, frozenset())
-        sizes = *map(max, had[:3], (tokens, rows, most)), had[3].union(layers)
+        had = self.blocks_for if self.blocks else (self.room // BLOCK, 0, 0, frozenset())
+        needed = rows * -(-power_of_two(tokens) // BLOCK)
+        sizes = *map(max, had[:3], (needed, rows, most)), had[3].union(layers)
         if not self.blocks or sizes != had:
-            tokens, rows, most, layers = sizes
-            tokens = 1 << (tokens - 1).bit_length()
-            self.blocks, self.blocks_for = None, (tokens, rows, most, layers)
-            self.blocks = self.serve(rows * -(-tokens // BLOCK), BLOCK, rows, most, sorted(layers))
+            self.blocks, self.blocks_for = None, sizes
+            blocks, rows, most, layers = sizes
+            self.blocks = self.serve(blocks, BLOCK, rows, most, sorted(layers))
         return self.blocks
 
     def forget(self, batch: int) -> None:

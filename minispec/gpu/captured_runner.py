@@ -10,6 +10,7 @@ that holds for steps in which nobody drafts. Drafts that the device makes stay t
 launched right after, then the verdicts, and the whole next cycle after them (drafts.py, chains.py).
 """
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -260,7 +261,9 @@ class CapturedRunner(Runner):
     def release(self) -> None:
         super().release()
         self.buckets = self.cycles = self.ahead = self.latest = self.pending = None
-        self.drafting = []
+        self.wait = self.verdicts = None
+        self.drafting, self.judged = [], set()
+        gc.collect()  # captures are part of reference cycles: their memory would stay until somebody collects
 
     # ---- work for the next step ------------------------------------------------------------------------------------
 
@@ -310,9 +313,11 @@ class CapturedRunner(Runner):
         """Verdicts, and whatever follows from them on the device."""
         if self.buckets.steps is None:  # the host needs no more than the best tokens, which the next pass overwrites
             self.latest.wait = self.buckets.fetch()
-        self.cycles.end(self.rows_and_tables(turns)[1], self.pending.launch)
-        # Paths have been moved: even if what follows fails, `keep` must not move them again.
-        self.judged = set(turns)
+        try:
+            self.cycles.end(self.rows_and_tables(turns)[1], self.pending.launch)
+        finally:
+            if self.cycles.moved:  # even if something else fails, `keep` must not move the paths again
+                self.judged = set(turns)
         if self.buckets.steps is not None:
             self.wait = self.cycles.fetch()
 

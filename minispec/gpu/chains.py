@@ -96,10 +96,8 @@ class ModelForMany(DraftsForMany):
     def __init__(self, drafter: DraftModel):
         self.drafter, self.memory, self.device = drafter, drafter.memory, drafter.draft.device
         self.rows: dict[int, int] = {}  # the line of each sequence that was drafted for last
-        self.launches: dict[tuple, ChainLaunch] = {}  # by B, nodes and steps
-        self.buckets = None
-        self.k = self.begun = 0
-        self.sent = Event(self.device)
+        self.begun, self.sent = 0, Event(self.device)
+        self.release()
 
     @classmethod
     def takes(cls, drafter: DraftModel) -> bool:
@@ -108,6 +106,12 @@ class ModelForMany(DraftsForMany):
 
     def reserve(self, rows: int, tokens: int) -> None:
         self.memory.reserve(rows, tokens)
+
+    def release(self) -> None:
+        """As DraftsForMany.release. The drafter's memory is its own to release."""
+        self.launches: dict[tuple, ChainLaunch] = {}  # by B, nodes and steps
+        self.k, self.buckets, self.q = 0, None, None
+        self.sheet = self.host_lines = self.lines = self.samplings = self.out = self.arrival = None
 
     def knows(self, sequences: list[Sequence]) -> bool:
         by_prefix = any(c.needs_processing and c.processors.always for c in sequences)

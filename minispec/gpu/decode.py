@@ -222,28 +222,28 @@ class Speculator(FastDecoder):
         # Marks between its parts time them.
         self.marks = [Event(target.device, timed=True, external=True).record() for _ in range(4)]
         self.parts = [1.0, 1.0, 1.0]  # how its time divides
-        self.began: list[Event] = []  # when each cycle was launched
         self.line, self.reported = line, line + chances
         super().__init__(target, sampling)
+        self.began = deque(Event(target.device, timed=True) for _ in self.arrivals)  # of the last cycles, newest first
 
     def answer(self) -> list[Cycle]:
         """The oldest cycle that was asked for, of each row."""
         rows, cycles = self.next_report(), []
         if not self.asked:  # nothing is under way, so the marks are this cycle's
             self.parts = [b - a for a, b in pairwise(self.marks)]
-        seconds = self.moment - self.began[len(self.began) - 1 - self.asked]
+        seconds = self.moment - self.began[self.asked]
         for row, numbers in enumerate(rows):
             cycle = self.cycle([int(number) for number in numbers[: self.line]], numbers[self.line :])
             cycle.committed = self.fetched[row]
             # A launch is measured as a whole, and divided into its parts as the newest one was.
-            parts = [seconds * part / sum(self.parts) for part in self.parts]
-            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = parts
+            cycle.took(*(seconds * part / sum(self.parts) for part in self.parts))
             cycles.append(cycle)
         self.saw([cycle.kept for cycle in cycles])
         return cycles
 
     def once(self) -> None:
-        self.began.append(Event(self.target.device, timed=True).record())
+        self.began.rotate(1)
+        self.began[0].record()
         self.captured()
 
 
@@ -269,7 +269,6 @@ class FastSpeculator(Speculator):
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         super().read_prompts(tokens, counts)
         self.draft.prefill(tokens, counts)
-        self.began = []
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
@@ -357,7 +356,6 @@ class TreeSpeculator(Speculator):
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         hidden = self.target.prefill(tokens, counts, self.drafter.hidden_layers)
         self.drafter.start(self.text[:, 1 : tokens.shape[1] + 1], hidden, counts)
-        self.began = []
 
     def step(self) -> None:
         self.marks[0].record()

@@ -38,9 +38,7 @@ class PagedMemory:
     def __init__(self, draft: Model, tokens: int = 2):
         self.draft, self.tokens, self.lengths = draft, tokens, {}  # passes over up to so many tokens are captured
         self.tables: dict[int, list[int]] = {}  # the blocks of each living sequence, in order
-        self.free: list[int] = []
-        self.cache: PagedKVCache | None = None
-        self.buckets: Buckets | None = None
+        self.release()
         self.least = 0, 0  # rows and blocks
         self.reserve(ROWS, ROWS * TOKENS)
 
@@ -49,6 +47,12 @@ class PagedMemory:
         tokens for each."""
         blocks = -(-min(tokens, rows * TOKENS) // BLOCK)
         self.least = max(self.least[0], rows), max(self.least[1], blocks)
+
+    def release(self) -> None:
+        """Give blocks and captures back: no sequence has any. The next one begins with new ones."""
+        self.free: list[int] = []
+        self.cache: PagedKVCache | None = None
+        self.buckets: Buckets | None = None
 
     def make_room(self, ends: dict[int, int], grow: bool = True) -> None:
         """Without `grow` only as long as there are free blocks."""

@@ -153,12 +153,9 @@ class DraftsForMany:
         self.drafter, self.device = drafter, drafter.target.device
         self.rows: dict[int, int] = {}  # the row of each living sequence
         self.held: dict[int, range] = {}  # and its positions that are in memory there
-        self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
-        self.k = self.count = self.capacity = 0
         self.least = ROWS  # rows that memory begins with
-        self.memory: KVCache | None = None
-        self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
         self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
+        self.release()
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -168,6 +165,17 @@ class DraftsForMany:
     def reserve(self, rows: int, tokens: int) -> None:
         """There will be so many sequences, of so many tokens in all."""
         self.least = max(self.least, rows_of(rows))
+
+    def release(self) -> None:
+        """Give memory and captures back, unless there are sequences in it; the next one begins with new ones."""
+        if self.rows:
+            return
+        self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
+        self.k = self.count = self.capacity = 0
+        self.memory: KVCache | None = None
+        self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
+        self.sheet = self.lines = self.numbers = self.states = self.out = self.arrival = None
+        self.early_states = self.early_sheet = self.early_lines = self.early_numbers = self.early = None
 
     def propose(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
@@ -332,17 +340,17 @@ class DraftsForMany:
         self.early_states = {n: torch.zeros(EARLY, d, **new) for n in layers}
         self.early_sheet, self.early_lines, self.early_numbers = sheet(EARLY // 16, 2 + 2 * EARLY, device=self.device)
         self.early = Captures(self._early, self.early_sheet)
-        self.memory = self._on_device(count + 1).cache  # one row to spare
+        self.memory = on_device(self.drafter).new_cache(self.drafter, self._sizes(count + 1), k)  # one row to spare
         if old is not None:
             rows, end = old.batch, min(old.capacity, self.memory.capacity)
             self.memory.keys[:, :rows, :, :end] = old.keys[:, :, :, :end]
             self.memory.values[:, :rows, :, :end] = old.values[:, :, :, :end]
 
-    def _on_device(self, B: int) -> DeviceDrafter:
-        target = self.drafter.target  # of which it asks sizes
+    def _sizes(self, B: int) -> SimpleNamespace:
+        """What a DeviceDrafter for B rows asks of its target."""
+        target = self.drafter.target
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
-        seen = SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
-        return on_device(self.drafter)(self.drafter, seen, self.k)
+        return SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
 
     def _launch(self, nodes: int) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
@@ -366,8 +374,7 @@ class DraftsForMany:
     @on_the_device
     def _prepare(self, B: int, nodes: int) -> Launch:
         if (B, nodes) not in self.launches:
-            drafts = self._on_device(B)
-            drafts.over(rows_from(self.memory, 0, B))
+            drafts = on_device(self.drafter)(self.drafter, self._sizes(B), self.k, rows_from(self.memory, 0, B))
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
             self.launches[B, nodes] = Launch(drafts, self)
@@ -408,7 +415,7 @@ class MedusaForMany(DraftsForMany):
 
     @property
     def branches(self) -> bool:
-        return self.drafter.tree != "chain"
+        return self.drafter.tree
 
     def ready(self, sequence: Sequence) -> bool:
         return self.drafter.ready(sequence)
@@ -424,7 +431,7 @@ class Cycles:
     """Launches of the next cycle, over the drafts of `many` and the passes of `buckets`."""
 
     def __init__(self, many: DraftsForMany, buckets: Buckets, rule: str = "token"):
-        self.many, self.buckets, self.rule, self.out = many, buckets, rule, None
+        self.many, self.buckets, self.rule, self.out, self.moved = many, buckets, rule, None, False
         self.captures: dict[tuple, Captured] = {}  # by the rows and tokens of a pass, and how target and draft sample
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = trees.walk if kernels else trees.walk_torch
@@ -436,6 +443,7 @@ class Cycles:
     def end(self, tables: list[list[int]], launch: Launch) -> None:
         """The end of a cycle over the drafts of this launch. Tables have the slots for the next one, however this one
         ends; those of requests that have ended are empty."""
+        self.moved = False  # a replay moves all paths, but the same work by the host may fail before or after that
         buckets, (B, T, _) = self.buckets, self.buckets.shape
         if self.out is not self.many.out:
             self._renew()
@@ -446,6 +454,7 @@ class Cycles:
         if key not in self.captures:
             self._capture(*key)
         self.captures[key]()
+        self.moved = True
 
     def fetch(self) -> Callable[[], list[list[float]]]:
         """The verdicts of the last cycle are on their way, a line for each row: what is returned waits for them."""
@@ -491,6 +500,7 @@ class Cycles:
                 captured.prepare()
             finally:
                 buckets.table_sheet.copy_(tables)
+                self.moved = False
         self.captures[B, T, steps, drafts_sampled] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
@@ -526,6 +536,7 @@ class Cycles:
             source, target = slots[:, k + 1 :].where(kept, buckets.spare * buckets.block_size).chunk(2, 1)
             for memory in buckets.cache.memories:
                 memory[:, target.flatten()] = memory[:, source.flatten()]
+        self.moved = True
         if buckets.cache.hidden_layers:
             at = slots[:, : k + 1].flatten()
             broken = (best < 0).any(1, keepdim=True).expand(B, k + 1).reshape(-1, 1)  # NaN would outlive its request

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import KVCache
 from ..drafters.base import Drafter
@@ -40,6 +40,7 @@ from .weights import (
 class DeviceDrafter:
     """The protocol. `ON_DEVICE` says which of them drafts in which drafter's place."""
 
+    samples: bool = True  # whether its drafts are right for requests that sample, too
     nodes: int  # of every draft
     budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
     depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
@@ -57,10 +58,6 @@ class DeviceDrafter:
         """What a cycle changes, apart from memory past the lengths."""
         raise NotImplementedError
 
-    def over(self, cache: KVCache) -> None:
-        """Work in this memory."""
-        self.cache = self.layers.cache = cache
-
     def start(self, tokens: Tensor, hidden: dict[int, Tensor], counts: Tensor) -> None:
         """The prompt is processed: hidden states [B, T, d] of the first `counts` [B] tokens, all but its last; `tokens`
         [B, T] are those that came after each."""
@@ -74,6 +71,12 @@ class DeviceDrafter:
         """The cycle is over: the first `kept` [B] of the places `verified` [B, k + 1] of the pass count, with hidden
         states [B, n + 1, d]; `run` [B, k + 1] are the tokens after each."""
         raise NotImplementedError
+
+
+def cache_of(head: nn.Module, target: FastTransformer, more: int) -> KVCache:
+    """Memory for a head's layers: the target's rows, of so many slots more."""
+    capacity = -(-(target.capacity + more) // 64) * 64  # kernels like round numbers
+    return KVCache(head.config, target.batch, capacity, device=target.device, dtype=head.dtype)
 
 
 class LeanLayers:
@@ -107,9 +110,13 @@ class LeanLayers:
 
 
 class MedusaOnDevice(DeviceDrafter):
-    """The static tree of the heads' best tokens, after the newest hidden state."""
+    """The static tree or chain of the heads' best tokens, after the newest hidden state."""
 
-    def __init__(self, drafter: Medusa, target: FastTransformer, k: int):
+    @classmethod
+    def takes(cls, drafter: Medusa) -> bool:
+        return drafter.lossless
+
+    def __init__(self, drafter: Medusa, target: FastTransformer, k: int, cache: KVCache | None = None):
         super().__init__(drafter, target, k)
         (self.layer,) = self.hidden_layers
         self.table, self.nodes, k = drafter.table, drafter.max_tree_nodes(k), min(k, drafter.heads.count)
@@ -122,14 +129,12 @@ class MedusaOnDevice(DeviceDrafter):
         self.budgets = torch.full((target.batch,), self.nodes, device=target.device)
         self.depths = torch.full((target.batch,), k, device=target.device)
         self.newest = torch.zeros(target.batch, target.config.hidden_size, dtype=target.dtype, device=target.device)
-        self.over(KVCache(replace(target.config, num_layers=0, delta=None), target.batch, 1, device=target.device))
+        self.cache = self.new_cache(drafter, target, k) if cache is None else cache
 
-    @classmethod
-    def takes(cls, drafter: Medusa) -> bool:
-        return drafter.lossless
-
-    def over(self, cache: KVCache) -> None:
-        self.cache = cache  # of no layer: Medusa keeps nothing
+    @staticmethod
+    def new_cache(drafter: Medusa, target: FastTransformer, k: int) -> KVCache:
+        """Of no layer: it keeps nothing."""
+        return KVCache(replace(target.config, num_layers=0, delta=None), target.batch, 1, device=target.device)
 
     def state(self) -> list[Tensor]:
         return [self.newest]
@@ -157,13 +162,12 @@ class EagleOnDevice(DeviceDrafter):
     """EAGLE's dynamic tree. Entry t of the cache belongs to (g_t, x_{t+1}); those that were verified since the last
     draft wait in `unread`."""
 
-    def __init__(self, drafter: Eagle, target: FastTransformer, k: int):
+    def __init__(self, drafter: Eagle, target: FastTransformer, k: int, cache: KVCache | None = None):
         super().__init__(drafter, target, k)
         self.head, self.k, self.width, self.nodes = drafter.head, k, drafter.width, drafter.max_tree_nodes(k)
         head, B, d = self.head, target.batch, target.config.hidden_size
         new = dict(dtype=head.dtype, device=target.device)
-        capacity = target.capacity + k * drafter.width
-        self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
+        self.cache = self.new_cache(drafter, target, k) if cache is None else cache
         first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
         gains = [*(each.input_layernorm.weight for each in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
@@ -174,6 +178,10 @@ class EagleOnDevice(DeviceDrafter):
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
         self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
+
+    @staticmethod
+    def new_cache(drafter: Eagle, target: FastTransformer, k: int) -> KVCache:
+        return cache_of(drafter.head, target, k * drafter.width)
 
     @classmethod
     def takes(cls, drafter: Eagle) -> bool:
@@ -253,23 +261,26 @@ class DFlashOnDevice(DeviceDrafter):
         """Layers that convolve draft without a capture."""
         return super().takes(drafter) and not getattr(drafter.heads, "taps", 0)
 
-    def __init__(self, drafter: DFlash, target: FastTransformer, k: int):
+    def __init__(self, drafter: DFlash, target: FastTransformer, k: int, cache: KVCache | None = None):
         super().__init__(drafter, target, k)
         self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - drafter.heads.first)
         self.embedding, self.block = target.embedding, drafter.block
-        B, new = target.batch, dict(dtype=self.head.dtype, device=target.device)
         grown, level = 0, 1
         for _ in range(self.depth):
             level = min(drafter.nodes, level * drafter.candidates)
             grown += level
         self.nodes = min(drafter.nodes, grown)
-        capacity = target.capacity + k + 1 + drafter.block
-        self.cache = KVCache(self.head.config, B, -(-capacity // 64) * 64, **new)
+        self.cache = self.new_cache(drafter, target, k) if cache is None else cache
         layers = list(self.head.layers)
         gains = [*(each.input_layernorm.weight for each in layers[1:]), self.head.norm.weight]
         self.layers = LeanLayers([*map(weights_of, layers)], gains, self.cache, self.head.config, target)
         self.places, self.rows = self.layers.places, self.layers.rows
-        self.whole = torch.ones(B, drafter.block, drafter.block, dtype=torch.bool, device=target.device)
+        shape = target.batch, drafter.block, drafter.block
+        self.whole = torch.ones(shape, dtype=torch.bool, device=target.device)
+
+    @staticmethod
+    def new_cache(drafter: DFlash, target: FastTransformer, k: int) -> KVCache:
+        return cache_of(drafter.heads, target, k + 1 + drafter.block)
 
     def state(self) -> list[Tensor]:
         return [self.cache.lengths]
@@ -321,6 +332,8 @@ class DFlashOnDevice(DeviceDrafter):
 
 class DSparkOnDevice(DFlashOnDevice):
     """DSpark's chain: the likeliest token of each blank after the one before it."""
+
+    samples = False
 
     @classmethod
     def takes(cls, drafter: DSpark) -> bool:

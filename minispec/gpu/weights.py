@@ -99,15 +99,19 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
 
 
+def unfit(transformer: Transformer) -> str | None:
+    """Why its passes cannot be fused and captured; None: they can."""
+    if transformer.config.experts is not None:
+        return "is a mixture of experts, and the fused GPU pass has one MLP per layer"
+    if transformer.config.delta is not None:
+        return "has recurrent layers, which no captured pass computes"
+    own = "computes its products in its own way (cut up, quantised …), which fused weights would lose"
+    return None if transformer.ordinary else own
+
+
 def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
-    c, own = transformer.config, "computes its products in its own way (cut up, quantised …)"
-    for wrong, said in (
-        (c.experts is not None, "is a mixture of experts, and the fused GPU pass has one MLP per layer"),
-        (c.delta is not None, "has recurrent layers, which no captured pass computes"),
-        (not transformer.ordinary, f"{own}, which fused weights would lose"),
-    ):
-        if wrong:
-            raise ValueError(f"{name} {said}: leave `fast` out, it decodes as usual then")
+    if why := unfit(transformer):
+        raise ValueError(f"{name} {why}: leave `fast` out, it decodes as usual then")
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

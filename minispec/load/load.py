@@ -23,7 +23,7 @@ def load(
     same. The embedding's rows stay float32. The float32 matrices are not kept.
     """
     model = folder.load(name, device=device, dtype=dtype, weights=weights, tokenizer=tokenizer)
-    if fast or (fast is None and model.device.type == "cuda" and model.transformer.ordinary):
+    if fast or (fast is None and model.may_capture()):
         if model.device.type != "cuda":
             warnings.warn(
                 f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",

@@ -23,8 +23,10 @@ from tokenizers import Tokenizer
 
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
+from ..require import warn_once
 
 BACKEND = "minispec.gpu.backend"  # what captures a model's passes, imported when first asked for
+WEIGHTS = "minispec.gpu.weights"  # and what of a model it needs
 
 
 class Model:
@@ -87,6 +89,15 @@ class Model:
         if self.backend is None:
             self.backend = import_module(BACKEND).Backend(self)
         return self.backend
+
+    def may_capture(self) -> bool:
+        """Whether passes are captured if nobody has decided that: on a GPU, of a model whose passes can be. For others
+        a warning says why not."""
+        if self.device.type != "cuda":
+            return False
+        if why := import_module(WEIGHTS).unfit(self.transformer):
+            warn_once(f"{self.name} {why}: it runs without CUDA graphs, with the same output and more slowly")
+        return why is None
 
     def capturer(self):
         """A backend that captures passes, for whoever asks: the model's own, or one that leaves the model as it is."""

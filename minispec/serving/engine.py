@@ -153,7 +153,7 @@ class Engine:
         require_whole(k=self.k, history=history)
         require(policy in POLICIES, f"one of {', '.join(POLICIES)}", policy=policy)
         check_rule(rule, drafter)
-        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
+        fast = target.may_capture() if fast is None else fast
         share = 0 if drafter is None and draft_budget is None else draft_budget  # of a step's tokens
         slots, most_nodes, self.controller = dict(lookahead=self.k, draft_budget=share), 0, None
         if drafter is not None:
@@ -253,8 +253,8 @@ class Engine:
             for id in list(self.sequences):
                 self.abort(id)
             self.closed = True
-            self.runner.release()
             gc.unfreeze()  # see warm_up.py
+            self.runner.release()
 
     def sequence(
         self,
@@ -391,7 +391,7 @@ class Engine:
             return
         if turn.asked:
             cycle.kept = turn.emitted
-            _, cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = self.runner.clock.seconds.values()
+            cycle.took(*(self.runner.clock.seconds[part] for part in ("drafting", "pass", "sampling")))
             sequence.trace.cycles.append(cycle)
         elif sequence.k:
             sequence.trace.plain += 1

@@ -246,5 +246,7 @@ class Runner:
         self.cache.gather(tables, starts, paths)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, the drafter's too."""
         self.cache = None
+        if self.drafter:
+            self.drafter.release()

@@ -13,7 +13,7 @@ preempted by one that came after it, so the first one always advances, and all o
 does not fit into the pool alone.)
 
 On a GPU the step after this one may be launched before the host knows this one's tokens (gpu/captured_runner.py). For
-that are `reserve_ahead`, `Step.ahead`, `Scheduler.reserved` and `Turn.share`: its slots are reserved a step early.
+that are `reserve_ahead`, `Step.ahead` and `Scheduler.reserved`: its slots are reserved a step early.
 """
 
 from collections.abc import Callable, Hashable

@@ -130,5 +130,7 @@ def test_no_draft_needs_more_slots_than_it_says(tiny, tiny_draft, name):
     """And a cache for drafts of k holds shorter ones."""
     for k in range(1, 9):
         drafter = made(name, tiny) if name in BUDGETED else ALL[name](tiny, tiny_draft)
-        nodes = max(len(draft.tokens) for draft in propose(tiny, drafter, k, [None] * 3))
+        drafts = propose(tiny, drafter, k, [None] * 3)
+        assert drafter.tree or all(draft.parents is None for draft in drafts)
+        nodes = max(len(draft.tokens) for draft in drafts)
         assert nodes <= drafter.max_tree_nodes(k) <= drafter.max_tree_nodes(k + 1)

@@ -1,6 +1,7 @@
 """What cannot work is refused by name, before any work."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from all_drafters import random_dflash, random_eagle, random_mtp
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
+from minispec.speculate import check_drafter
 
 D = ms.drafters
 NAN, INF = float("nan"), float("inf")
@@ -55,6 +57,20 @@ def test_arguments_that_make_no_sense(tiny, make_model):
     ):
         with pytest.raises(ValueError, match=words):
             ms.speculate(target, [1, 2], drafter, 3, 8)
+
+
+def test_trees_that_look_like_chains_are_refused_before_any_work(tiny, monkeypatch):
+    """One node per depth, and yet each draft is a tree: such a drafter was refused in the middle of a run."""
+    lean = D.Eagle(tiny, random_eagle(tiny), width=1), D.Lookahead(guesses=1)
+    monkeypatch.setattr(type(tiny.transformer), "forward", None)
+    for drafter in lean:
+        with pytest.raises(ValueError, match="token trees"):
+            ms.speculate(tiny, [1, 2], drafter, 3, 8, rule="block", temperature=1.0)
+        with pytest.raises(ValueError, match="token trees"):
+            ms.Engine(tiny, drafter, rule="block")
+    hybrid = SimpleNamespace(config=SimpleNamespace(delta=object()))
+    with pytest.raises(ValueError, match="recurrent layers"):
+        check_drafter(hybrid, lean[0])
 
 
 def test_heads_that_do_not_belong_to_the_target(tiny, make_model, tmp_path):

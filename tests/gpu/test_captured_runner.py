@@ -280,19 +280,23 @@ def test_what_breaks_for_all_is_repeated_for_each_alone(owner, method, monkeypat
     as_generated(served)
 
 
+@pytest.mark.parametrize("fails", ["before", "after", "next"])
 @pytest.mark.parametrize("seed, after", [(1, 2), *(pytest.param(s, 1, marks=nightly) for s in (2, 4))])
-def test_a_cycle_that_fails_half_way_moves_no_path_twice(seed, after, monkeypatch):
-    """The graph that ends a cycle has moved the accepted paths, one of them [1, 4] or [1, 5]; then the draft after it
-    cannot be launched."""
-    script, right = Script("eagle", True), Launch.work
+def test_a_cycle_that_fails_half_way_moves_no_path_twice(fails, seed, after, monkeypatch):
+    """The end of a cycle moves the accepted paths, one of them [1, 4] or [1, 5]. It fails before that, or right after,
+    or the draft after it cannot be launched."""
+    script = Script("eagle", True)
     runner = script.engine.runner
+    cycles = runner.cycles
+    owner, method = dict(before=(cycles, "walk"), after=(cycles.many, "follow"), next=(Launch, "work"))[fails]
+    right = getattr(owner, method)
 
-    def broken(launch):
+    def broken(*args):
         if runner.runs_ahead and runner.launched == after:
             raise RuntimeError("no launch")
-        right(launch)
+        return right(*args)
 
-    monkeypatch.setattr(Launch, "work", broken)
+    monkeypatch.setattr(owner, method, broken)
     for prompt in prompts(6, seed=seed):
         script.add(prompt, 40)
     with pytest.warns(UserWarning, match="nothing is launched ahead any more"):

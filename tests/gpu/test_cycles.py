@@ -159,7 +159,7 @@ def test_cycles_of_heads_are_the_eager_loop_s(name, cases, device, count=24):
     (target, drafter), paths = heads_on_the_device(device)[name], []
     for i, (k, options) in enumerate(cases):
         prompt = "Once upon a time" if target is micro(device) else PROMPTS[2 * (i % 2)]
-        kind = Hosted if options and not drafter.tree else CapturedSpeculator  # DSpark's samples
+        kind = Hosted if options and name == "dspark" else CapturedSpeculator  # its drafts are sampled then
         out, expected = both(target, prompt, drafter, k, count, kind, **options)
         assert out.tokens == expected.tokens if kind is Hosted else same_cycles(out, expected, k, count) >= 4
         paths += [cycle.path for cycle in out.trace.cycles]
@@ -238,6 +238,16 @@ def test_a_drafter_that_fails_leaves_the_model_s_memory_to_the_next_call(device)
     assert not target.backend.lease.lock.locked()
 
 
+def test_blocks_on_a_gpu_are_judged_by_the_host_which_is_said_once(monkeypatch):
+    monkeypatch.setattr("minispec.require.TOLD", set())
+    target, draft = models()
+    target.accelerate()
+    options = dict(rule="block", temperature=1.0, seed=0)
+    with pytest.warns(UserWarning, match="without CUDA graphs") as told:
+        outs = [ms.speculate(target, PROMPTS[0], D.Model(draft), 3, 8, **options).tokens for _ in range(2)]
+    assert outs[0] == outs[1] and len(told) == 1
+
+
 BATCHES = "medusa", "dflash", "typical", "exit", *HOSTED
 
 
@@ -271,6 +281,21 @@ def test_batches_without_a_drafter_are_the_reference_s(device, count=20):
         outs, expected = (ms.generate(model, list(PROMPTS[start:]), 12) for model in (target, slow(target)))
         assert [out.tokens for out in outs] == [out.tokens for out in expected]
     assert ms.generate(target, PROMPTS[0], 12).tokens == ms.generate(slow(target), PROMPTS[0], 12).tokens
+
+
+def test_a_batch_reserves_what_it_needs(device):
+    """Not what one prompt is given on a GPU, for each of them. Calls of about the same size share memory."""
+    target, made = slow(models(device)[0]), set()
+    target.accelerate().room = 2048
+    for count in (12, 20, 200):
+        expected = [out.tokens for out in ms.generate(slow(target), list(PROMPTS), count)]
+        assert [out.tokens for out in ms.generate(target, list(PROMPTS), count)] == expected
+        assert [out.tokens for out in ms.speculate(target, list(PROMPTS), D.NGram(), 3, count)] == expected
+        memory, blocks = target.backend.memories[len(PROMPTS)], target.backend.blocks
+        made |= {id(memory.cache), id(blocks)}
+        assert memory.capacity == 256 and blocks.blank * blocks.block_size == 2048 and len(made) == 2
+    one = ms.speculate(target, [5, 6, 7], D.NGram(), 3, 200)
+    assert one.tokens == ms.generate(slow(target), [5, 6, 7], 200).tokens and target.backend.blocks is blocks
 
 
 def test_a_captured_prompt_leaves_what_an_eager_one_does(device):

@@ -3,6 +3,7 @@ tokens and memory, on a CPU without captures and on a GPU with them."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -98,9 +99,11 @@ def generate(model: ms.Model, *rest, **options) -> ms.Output:
 def speculate(model: ms.Model, *rest, **options) -> ms.Output:
     """ms.speculate by the captured backend: every cycle is a launch."""
     model.accelerate()
-    out = ms.speculate(model, *rest, **options)
-    launches = sum(len(made.began) for made in model.backend.decoders.values() if isinstance(made, FastSpeculator))
-    assert launches >= len(out.trace.cycles), "the cycles did not go through the backend"
+    with patch.object(FastSpeculator, "once", autospec=True, side_effect=FastSpeculator.once) as once:
+        out = ms.speculate(model, *rest, **options)
+    assert once.call_count >= len(out.trace.cycles), "the cycles did not go through the backend"
+    made = [made for made in model.backend.decoders.values() if isinstance(made, FastSpeculator)]
+    assert all(len(decoder.began) == len(decoder.arrivals) for decoder in made), "a moment is kept for every cycle"
     return out
 
 
@@ -381,7 +384,7 @@ def test_four_threads_generate_what_each_would_alone(make_model):
     assert ms.speculate(model, [5, 9], drafter, 3, 16).tokens == greedy[0]
 
 
-def test_generate_inside_a_callback_disturbs_no_other_call(tiny_text):
+def test_generate_inside_a_callback_disturbs_no_other_call(tiny_text, monkeypatch):
     expected, inner = ms.generate(tiny_text, "Once upon", 30), ms.generate(tiny_text, "The fox", 10)
     quick = slow(tiny_text)
     quick.accelerate()
@@ -393,8 +396,10 @@ def test_generate_inside_a_callback_disturbs_no_other_call(tiny_text):
         if len(heard) == 1:  # nor does a thread that this one waits for
             assert pool.submit(ms.generate, quick, "The fox", 10).result(30).tokens == inner.tokens
 
-    with ThreadPoolExecutor(1) as pool:
+    monkeypatch.setattr("minispec.require.TOLD", set())
+    with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="another call holds the GPU memory") as told:
         assert ms.generate(quick, "Once upon", 30, stream=listen).tokens == expected.tokens
+    assert len(told) == 1 < len(heard)
     assert "".join(heard) == expected.text
     assert not quick.backend.lease.lock.locked()
     with pytest.raises(ZeroDivisionError):

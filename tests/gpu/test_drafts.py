@@ -1,6 +1,7 @@
 """Medusa, EAGLE and DFlash by one launch for all requests of an engine (drafts.py): draft for draft what they
 draft eagerly."""
 
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -8,13 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
-from reference import endless, pair
+from reference import endless, pair, slow
 from serving import asks, serve
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.gpu import drafts
+from minispec.gpu import drafts, heads
 from minispec.gpu.captured_runner import CapturedRunner
+from minispec.gpu.draft_memory import PagedMemory
 from minispec.gpu.drafts import DraftsForMany, Launch
 from minispec.sampling import Coins
 from minispec.sequence import Sequence, next_id
@@ -150,3 +152,42 @@ def test_the_prompts_of_all_requests_reach_the_drafter_at_once(most, passes, mon
             engine.add([5, 6, 7, 8, 9, 1, 2, 3, 4][: 6 + i % 4], 12)
         engine.run()
     assert seen == passes and beside.checked and not beside.wrong
+
+
+def tensors_of(drafter: D.Drafter) -> list[weakref.ref]:
+    """All that captured drafting has taken for this drafter, and its draft model's memory in blocks."""
+    owners = [drafter.captured, getattr(drafter.captured, "memory", None)]
+    owners += [owner.cache for owner in owners if isinstance(owner, PagedMemory)]
+    found = [value for owner in owners if owner for value in vars(owner).values() if torch.is_tensor(value)]
+    return [weakref.ref(tensor) for tensor in found]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash", "medusa", "model"])
+def test_a_drafter_s_memory_goes_with_its_engine_and_comes_with_the_next(kind, device):
+    target, draft = pair(device)
+    drafter, tokens = D.Model(draft) if kind == "model" else KINDS[kind](target), []
+    for _ in range(2):
+        found, engine = serve(target, drafter, True, asks(6))
+        other = ms.Engine(target, drafter, num_blocks=60, k=3, fast=True)
+        id = other.add([5, 6, 7], 12)
+        for _ in range(3):
+            other.step()
+        engine.shutdown()
+        assert other.run()[id].tokens == ms.generate(slow(target), [5, 6, 7], 12).tokens, "it had a request there"
+        held = tensors_of(drafter)
+        assert len(held) > 1 and all(tensor() is not None for tensor in held)
+        other.shutdown()
+        assert not any(tensor() is not None for tensor in held)
+        tokens.append(found)
+    assert tokens[0] == tokens[1] == serve(target, None, False, asks(6))[0]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_every_shape_works_in_the_one_memory(kind, monkeypatch):
+    """Each shape of a launch once allocated a whole memory of its own, which was thrown away at once."""
+    caches, right = [], heads.KVCache
+    monkeypatch.setattr(heads, "KVCache", lambda *args, **options: caches.append(1) or right(*args, **options))
+    drafter = KINDS[kind](pair()[0])
+    serve(endless(pair()[0]), drafter, True, [([5, 6, 7], dict(max_new_tokens=9))])
+    drafter.captured.prepare()
+    assert len(drafter.captured.launches) > 5 and len(caches) == 1
