@@ -12,7 +12,7 @@ The last token is not processed yet: it opens the next pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .output import Output, Writer
 from .params import SamplingParams
-from .sampling import Coins, Sampling
+from .sampling import GOLDEN, Coins, Sampling, signed
 from .trace import Trace
 from .tree import Draft
 
@@ -41,6 +41,7 @@ class Sequence:
     coins: Coins | None = None  # its random numbers; None: it needs none
     unseen: list[dict[int, Tensor]] = field(default_factory=list)  # target's states for its next draft, [n, d]
     max_new_tokens: int = 64
+    noise: int | None = None  # where its noise begins, under rule="coupled"; None: another rule
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
     writer: Writer | None = None  # its text and what stops it; None: `max_new_tokens` alone does
     prompt_length: int = -1  # as many tokens as it begins with
@@ -69,11 +70,13 @@ class Sequence:
         assert 0 <= self.prompt_length <= len(self.tokens) and self.num_computed_tokens <= len(self.tokens)
 
     @classmethod
-    def of(cls, model: Model, prompt: list[int], params: SamplingParams, index: int = 0, stream=None, **options):
+    def of(cls, model: Model, prompt, params: SamplingParams, index: int = 0, stream=None, rule="token", **options):
         """What `params` ask of a model for this prompt, as number `index` of a batch."""
         processors, writer = params.processors(model, prompt), Writer(model, params, len(prompt), stream)
+        coins = params.coins(index)
         shared = dict(max_new_tokens=params.max_new_tokens, processors=processors, writer=writer)
-        return cls(next_id(), list(prompt), params.sampling, params.coins(index), **shared, **options)
+        shared |= dict(noise=coins.state if rule == "coupled" else None)
+        return cls(next_id(), list(prompt), params.sampling, coins, **shared, **options)
 
     # ---- lengths ---------------------------------------------------------------------------------------------------
 
@@ -169,3 +172,10 @@ class Sequence:
         if len(self.unseen) > 1:
             self.unseen = [{n: torch.cat([states[n] for states in self.unseen]) for n in self.unseen[0]}]
         return self.unseen[0] if self.unseen else {}
+
+
+def noise_of(sequences: Iterable[Sequence], ahead: int | Tensor = 0, device="cpu") -> Tensor:
+    """The numbers of their positions' noise: of the next tokens [B], or of those `ahead` [n] or [B, n] after them."""
+    start = [signed(sequence.noise + len(sequence.tokens) * GOLDEN) for sequence in sequences]
+    start, ahead = (torch.as_tensor(x).to(device, non_blocking=True) for x in (start, ahead))
+    return (start[:, None] if ahead.ndim else start) + ahead * GOLDEN

@@ -114,7 +114,8 @@ class Backend:
             prompts = [sequence.tokens for sequence in sequences]
             return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
 
-        return None if self.beyond(params) else lent([self.lease], make)
+        has_noise = sequences[0].noise is not None and not params.greedy
+        return None if self.beyond(params) or has_noise else lent([self.lease], make)
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
@@ -123,6 +124,7 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
+        hosted = hosted or (rows[0].noise is not None and not params.greedy)  # and only they know noise
         hosted = hosted or not (params.temperature == 0 or getattr(drafter, "tree", True))  # a head's sampled chain
         make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
         if not hosted and on_device(drafter):
