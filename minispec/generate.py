@@ -14,8 +14,8 @@ from torch import Tensor
 from .output import Output, TokenLogprob, token_logprobs
 from .params import SamplingParams
 from .require import require
-from .sampling import NOT_FINITE, best_tokens, coupled, finite, pad, pick, uniforms
-from .sequence import Sequence, noise_of
+from .sampling import NOT_FINITE, best_tokens, coupled, finite, noise_of, pad, pick, uniforms
+from .sequence import Sequence
 from .verify import check_rule
 
 if TYPE_CHECKING:

@@ -187,6 +187,14 @@ def uniforms(coins: Sequence[Coins], counts: int | Sequence[int], device="cpu") 
 # ---- noise that belongs to a position --------------------------------------------------------------------------------
 
 
+def noise_of(sequences: Sequence, ahead: int | Tensor = 0, device="cpu") -> Tensor:
+    """The numbers of the noise that belongs to the next tokens of these sequences [B], or to those that many `ahead`,
+    [n] or [B, n]: start + position · GOLDEN."""
+    start = torch.tensor([signed(sequence.noise + len(sequence.tokens) * GOLDEN) for sequence in sequences])
+    start, ahead = (x.to(device, non_blocking=True) for x in (start, torch.as_tensor(ahead)))
+    return (start[:, None] if ahead.ndim else start) + ahead * GOLDEN
+
+
 def gumbel(noise: Tensor, tokens: Tensor) -> Tensor:
     """Gumbel noise g = −log(−log u) of token ids [V] at positions whose numbers are noise [...]: [..., V]. A hash of
     seed, position and token, so it is the same whoever asks, as often as they like."""

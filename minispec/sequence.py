@@ -12,7 +12,7 @@ The last token is not processed yet: it opens the next pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .output import Output, Writer
 from .params import SamplingParams
-from .sampling import GOLDEN, Coins, Sampling, signed
+from .sampling import Coins, Sampling
 from .trace import Trace
 from .tree import Draft
 
@@ -172,10 +172,3 @@ class Sequence:
         if len(self.unseen) > 1:
             self.unseen = [{n: torch.cat([states[n] for states in self.unseen]) for n in self.unseen[0]}]
         return self.unseen[0] if self.unseen else {}
-
-
-def noise_of(sequences: Iterable[Sequence], ahead: int | Tensor = 0, device="cpu") -> Tensor:
-    """The numbers of their positions' noise: of the next tokens [B], or of those `ahead` [n] or [B, n] after them."""
-    start = [signed(sequence.noise + len(sequence.tokens) * GOLDEN) for sequence in sequences]
-    start, ahead = (torch.as_tensor(x).to(device, non_blocking=True) for x in (start, ahead))
-    return (start[:, None] if ahead.ndim else start) + ahead * GOLDEN

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from .processors.drafts import process
 from .require import require
-from .sampling import NOT_FINITE, best_tokens, coupled, distributions, pad, pick, precise, uniforms
-from .sequence import noise_of
+from .sampling import NOT_FINITE, best_tokens, coupled, distributions, noise_of, pad, pick, precise, uniforms
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, depths, path_to, stack
 

@@ -25,8 +25,8 @@ from scipy import stats
 from sequence_distribution import DRAWS, P_VALUE, assert_follows, many_rows
 
 import minispec as ms
-from minispec.sampling import GOLDEN, coupled, gumbel, mixed, uniform
-from minispec.sequence import Sequence, noise_of
+from minispec.sampling import GOLDEN, coupled, gumbel, mixed, noise_of, uniform
+from minispec.sequence import Sequence
 from minispec_tools.cli import parser
 from minispec_tools.serve import process
 

@@ -16,8 +16,8 @@ from ..load.model import Model
 from ..processors.constraint import common
 from ..processors.drafts import process, process_next
 from ..recurrent import DEEPEST
-from ..sampling import GOLDEN, Sampling, coupled, distributions, largest, pad, pick, signed, uniforms
-from ..sequence import Sequence, noise_of
+from ..sampling import GOLDEN, Sampling, coupled, distributions, largest, noise_of, pad, pick, signed, uniforms
+from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import DraftCache
 from .translate import Padded, Shared, vocabulary

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..load.folder import pack, write_folder
 from ..load.head_files import SIZES, fill, find_heads
 from ..load.model import Model
-from ..sampling import gumbel, precise
-from ..sequence import Sequence, noise_of
+from ..sampling import gumbel, noise_of, precise
+from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import StateCache
 

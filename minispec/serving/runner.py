@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..drafters.base import Drafter, propose
 from ..load.model import Model
-from ..sampling import NOT_FINITE, best_tokens, coupled, pick, uniforms
-from ..sequence import Sequence, noise_of
+from ..sampling import NOT_FINITE, best_tokens, coupled, noise_of, pick, uniforms
+from ..sequence import Sequence
 from ..trace import Clock
 from ..tree import Draft, mask_and_offsets, only
 from ..verify import greedy_cycle, judge

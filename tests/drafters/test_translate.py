@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 import minispec as ms
 from minispec.drafters.translate import Padded, Shared, same_tokens, spellings
 from minispec.processors.constraint import common
-from minispec.sampling import Coins
-from minispec.sequence import noise_of
+from minispec.sampling import Coins, noise_of
 
 TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
 
