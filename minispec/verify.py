@@ -26,7 +26,7 @@ from .sampling import NOT_FINITE, best_tokens, coupled, distributions, noise_of,
 from .trace import Cycle
 from .tree import Draft, ancestors, check_parents, depths, path_to, stack
 
-RULES = ("token", "block", "coupled")
+RULES = ("token", "block", "coupled")  # of sampled drafts: by p/q; by its product; if they are the target's own choice
 NO_BLOCKS = 'rule="block" is for lossless chains, and this drafter makes token trees or is lossy: use rule="token"'
 LOSSY = 'rule="coupled" promises the target\'s own tokens, and this drafter is lossy: use rule="token"'
 Context = tuple[int, ...]
