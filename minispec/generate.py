@@ -14,8 +14,9 @@ from torch import Tensor
 from .output import Output, TokenLogprob, token_logprobs
 from .params import SamplingParams
 from .require import require
-from .sampling import NOT_FINITE, best_tokens, finite, pad, pick, uniforms
+from .sampling import NOT_FINITE, best_tokens, coupled, finite, noise_of, pad, pick, uniforms
 from .sequence import Sequence
+from .verify import check_rule
 
 if TYPE_CHECKING:
     from .load.model import Model
@@ -26,6 +27,7 @@ def generate(
     prompt,
     max_new_tokens: int | None = None,
     *,
+    rule: str = "token",
     params: SamplingParams | None = None,
     stream: Callable[[str], None] | None = None,
     **options,
@@ -35,9 +37,12 @@ def generate(
     `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, stop, … The output ends
     at `max_new_tokens` (64), at the model's end token (kept in `tokens`), at a stop token, or where a `stop` string
     appears (cut from `text`). `stream` is called with each piece of text as it becomes final; a batch has no stream.
+    With rule="coupled" a token depends on the seed, its position and its distribution alone, and `speculate` with that
+    rule and seed emits the same tokens; the other rules of `speculate` make no difference here.
     """
+    check_rule(rule)
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    sequences, batched = prepare(model, prompt, params, stream)
+    sequences, batched = prepare(model, prompt, params, stream, rule=rule)
     start = time.perf_counter()
     decode(model, sequences, params)
     seconds = time.perf_counter() - start
@@ -86,8 +91,10 @@ def choose(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     sampling = sequences[0].sampling
     if sampling.greedy:  # no distribution is needed to know its only token
         return best_tokens(logits)[:, None]
-    u = uniforms([sequence.coins for sequence in sequences], 1, logits.device)  # [B, 1]
-    return pick(sampling.probs(logits)[:, None], u)
+    p = sampling.probs(logits)[:, None]  # [B, 1, V]
+    if sequences[0].noise is not None:
+        return coupled(p, noise_of(sequences, device=logits.device)[:, None])
+    return pick(p, uniforms([sequence.coins for sequence in sequences], 1, logits.device))
 
 
 @torch.inference_mode()

@@ -184,6 +184,32 @@ def uniforms(coins: Sequence[Coins], counts: int | Sequence[int], device="cpu") 
     return torch.where(n <= torch.tensor(counts)[:, None], u, 0.0).to(device)
 
 
+# ---- noise that belongs to a position --------------------------------------------------------------------------------
+
+
+def noise_of(sequences: Sequence, ahead: int | Tensor = 0, device="cpu") -> Tensor:
+    """The numbers of the noise that belongs to the next tokens of these sequences [B], or to those that many `ahead`,
+    [n] or [B, n]: start + position · GOLDEN."""
+    start = torch.tensor([signed(sequence.noise + len(sequence.tokens) * GOLDEN) for sequence in sequences])
+    start, ahead = (x.to(device, non_blocking=True) for x in (start, torch.as_tensor(ahead)))
+    return (start[:, None] if ahead.ndim else start) + ahead * GOLDEN
+
+
+def gumbel(noise: Tensor, tokens: Tensor) -> Tensor:
+    """Gumbel noise g = −log(−log u) of token ids [V] at positions whose numbers are noise [...]: [..., V]. A hash of
+    seed, position and token, so it is the same whoever asks, as often as they like."""
+    u = uniform(mixed(noise)[..., None] + tokens * GOLDEN).clamp(min=2**-54)  # g = −∞ would forbid a token
+    return -(-u.log()).log()
+
+
+def coupled(p: Tensor, noise: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """argmax(log p + g) [...] of distributions p [..., V] over the ids `tokens` (None: 0 … V − 1), a sample of p that
+    is a function of the noise [...]. Under the same noise similar distributions mostly give the same token (Daliri et
+    al., 2024, arXiv:2408.07978)."""
+    tokens = torch.arange(p.shape[-1], device=p.device) if tokens is None else tokens
+    return largest(p.double().log() + gumbel(noise, tokens))
+
+
 # ---- from a distribution to a token --------------------------------------------------------------------------------
 
 

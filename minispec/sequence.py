@@ -41,6 +41,7 @@ class Sequence:
     coins: Coins | None = None  # its random numbers; None: it needs none
     unseen: list[dict[int, Tensor]] = field(default_factory=list)  # target's states for its next draft, [n, d]
     max_new_tokens: int = 64
+    noise: int | None = None  # where its noise begins, under rule="coupled"; None: another rule
     processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
     writer: Writer | None = None  # its text and what stops it; None: `max_new_tokens` alone does
     prompt_length: int = -1  # as many tokens as it begins with
@@ -69,11 +70,13 @@ class Sequence:
         assert 0 <= self.prompt_length <= len(self.tokens) and self.num_computed_tokens <= len(self.tokens)
 
     @classmethod
-    def of(cls, model: Model, prompt: list[int], params: SamplingParams, index: int = 0, stream=None, **options):
+    def of(cls, model: Model, prompt, params: SamplingParams, index: int = 0, stream=None, rule="token", **options):
         """What `params` ask of a model for this prompt, as number `index` of a batch."""
         processors, writer = params.processors(model, prompt), Writer(model, params, len(prompt), stream)
+        coins = params.coins(index)
         shared = dict(max_new_tokens=params.max_new_tokens, processors=processors, writer=writer)
-        return cls(next_id(), list(prompt), params.sampling, params.coins(index), **shared, **options)
+        shared |= dict(noise=coins.state if rule == "coupled" else None)
+        return cls(next_id(), list(prompt), params.sampling, coins, **shared, **options)
 
     # ---- lengths ---------------------------------------------------------------------------------------------------
 
@@ -109,6 +112,11 @@ class Sequence:
     def needs_processing(self) -> bool:
         """Whether what comes next is sampled from other logits than the model's."""
         return self.processors is not None and self.processors.active(len(self.tokens))
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether its tokens are those that its noise chooses (sampling.coupled)."""
+        return self.noise is not None and not self.sampling.greedy
 
     @property
     def wants_logprobs(self) -> bool:

@@ -28,7 +28,7 @@ from .require import require, warn_once, whole
 from .sampling import emitting_positions, pad
 from .trace import Clock, Cycle
 from .tree import mask_and_offsets
-from .verify import NO_BLOCKS, RULES, judge
+from .verify import check_rule, judge
 
 if TYPE_CHECKING:
     from .load.model import Model
@@ -51,15 +51,17 @@ def speculate(
     **options,
 ) -> Output | list[Output]:
     """What `generate` generates, in fewer forward passes of the target: the same distribution, and in exact arithmetic
-    the same tokens when greedy.
+    the same tokens when greedy or coupled.
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
-    random numbers are used, so a seed no longer repeats a sampled run). `rule`: sampled chains are accepted "token" by
-    token or as a "block"; both are lossless. `on_cycle` is shown each Cycle as it ends. The other arguments are those
-    of `generate`. `out.trace` tells what happened.
+    random numbers are used, so a seed repeats a sampled run only if it is coupled). `rule`: sampled drafts are accepted
+    "token" by token; chains also as a "block"; or "coupled", if they are what `generate` with that rule and seed emits.
+    All are lossless. `on_cycle` is shown each Cycle as it ends. The other arguments are those of `generate`.
+    `out.trace` tells what happened.
     """
+    check_rule(rule)
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    sequences, batched = prepare(model, prompt, params, stream)
+    sequences, batched = prepare(model, prompt, params, stream, rule=rule)
     check_drafter(model, drafter)
     most = deepest(model)
     require(k == "auto" or whole(k, 1, most), f'a draft length from 1 to {most}, or "auto"', k=k)
@@ -80,7 +82,7 @@ def draft_and_verify(
         warn_once(
             'rule="block" is judged by the host: `speculate` runs without CUDA graphs, with the same distribution'
         )
-    captured = model.backend and rule == "token" and model.backend.speculator(sequences, drafter, k, params)
+    captured = model.backend and rule != "block" and model.backend.speculator(sequences, drafter, k, params)
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
         while loop.sequences:
             for sequence, news in zip(loop.sequences, loop.step(), strict=True):
@@ -208,9 +210,3 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
     if model.config.delta and (drafter.tree or drafter.scratch_slots):
         raise ValueError(NO_TREES)
     drafter.fit(model)
-
-
-def check_rule(rule: str, drafter: Drafter | None) -> None:
-    require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
-    if rule == "block" and drafter is not None and (drafter.tree or not drafter.lossless):
-        raise ValueError(NO_BLOCKS)

@@ -21,12 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .processors.drafts import process
-from .sampling import NOT_FINITE, best_tokens, distributions, pad, pick, precise, uniforms
+from .require import require
+from .sampling import NOT_FINITE, best_tokens, coupled, distributions, noise_of, pad, pick, precise, uniforms
 from .trace import Cycle
-from .tree import Draft, ancestors, check_parents, path_to, stack
+from .tree import Draft, ancestors, check_parents, depths, path_to, stack
 
-RULES = ("token", "block")
+RULES = ("token", "block", "coupled")  # of sampled drafts: by p/q; by its product; if they are the target's own choice
 NO_BLOCKS = 'rule="block" is for lossless chains, and this drafter makes token trees or is lossy: use rule="token"'
+LOSSY = 'rule="coupled" promises the target\'s own tokens, and this drafter is lossy: use rule="token"'
 Context = tuple[int, ...]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
 
@@ -89,7 +91,8 @@ def chain(p: Tensor, q: Tensor | None, drafted, u, *, accept=accept_probability,
 
 
 def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Verdict:
-    """Where nothing is sampled only the target's best tokens pass: best [n+1] at the root and at every node."""
+    """Only the target's own choices pass: best [n+1], at the root and at every node, are its likeliest tokens, or under
+    rule="coupled" those that its noise makes the likeliest."""
     path, last = [], -1  # the last accepted node
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if parent == last and token == best[last + 1]:
@@ -283,16 +286,21 @@ def judge(
 
     Draft tokens sit in the positions 1 … n of the pass. Logits of sequences with processors are changed in place.
     `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already. `rule` is for sampled chains: accept
-    token by token, or a whole "block" by its joint ratio.
+    token by token, or a whole "block" by its joint ratio. Sequences with noise of their own are coupled.
     """
     chains = lossless and all(draft.parents is None for draft in drafts)
     if rule == "block" and not chains:
         raise ValueError(NO_BLOCKS)
     changed = process(logits, sequences, drafts)
-    if all(s.sampling.greedy and draft.probs is None for s, draft in zip(sequences, drafts, strict=True)):
-        # The best tokens are all there is to know, and the rest is done without the device.
+    all_greedy, has_noise = all(s.sampling.greedy for s in sequences), sequences[0].noise is not None
+    if has_noise or (all_greedy and all(draft.probs is None for draft in drafts)):
+        # The target's own choices are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
-        best = best_tokens(logits[:, : n + 1]) if changed or best is None else best[:, : n + 1]
+        if not all_greedy:
+            p = distributions(logits[:, : n + 1], [sequence.sampling for sequence in sequences])
+            best = own_choices(p, sequences, drafts)
+        else:
+            best = best_tokens(logits[:, : n + 1]) if changed or best is None else best[:, : n + 1]
         best = best.tolist()  # [B, n + 1]
         if any(-1 in tokens for tokens in best):
             raise ValueError(NOT_FINITE)
@@ -327,8 +335,14 @@ def judge(
     return [Cycle.of(draft, *verdict, p, q, len(s.tokens), lossless) for draft, verdict, p, q, s in each]
 
 
+def own_choices(p: Tensor, sequences: list, drafts: Sequence[Draft]) -> Tensor:
+    """What coupled sequences emit from p [B, n+1, V], after the last token and after every node: [B, n+1]."""
+    ahead, _ = pad([[0, *depths(draft.node_parents)] for draft in drafts], p.device)
+    return coupled(p, noise_of(sequences, ahead, p.device))
+
+
 def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bool = True) -> Cycle:
-    """What a draft comes to by the target's best tokens alone, [n+1]: it gave each draft token 1 or 0."""
+    """What a draft comes to by the target's own choices alone, [n+1]: it gave each draft token 1 or 0."""
     p = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.node_parents, strict=True)]
     a = draft.accepted
     verdict = greedy(best, draft.tokens, draft.node_parents) if a is None else Verdict(list(range(a)), best[a])
@@ -336,6 +350,14 @@ def greedy_cycle(best: Sequence[int], draft: Draft, committed: int, lossless: bo
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------
+
+
+def check_rule(rule: str, drafter=None) -> None:
+    require(rule in RULES, f"one of {', '.join(RULES)}", rule=rule)
+    if rule == "block" and drafter is not None and (drafter.tree or not drafter.lossless):
+        raise ValueError(NO_BLOCKS)
+    if rule == "coupled" and drafter is not None and not drafter.lossless:
+        raise ValueError(LOSSY)
 
 
 def check_distribution(name: str, probs: Tensor) -> None:

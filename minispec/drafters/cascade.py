@@ -16,7 +16,7 @@ from ..require import require_counts
 from ..sampling import Sampling, pad, uniforms
 from ..sequence import NO_DRAFT, Sequence
 from ..tree import stack
-from ..verify import chain_batch, check_sampled
+from ..verify import chain_batch, check_sampled, greedy, own_choices
 from .base import Draft, Drafter, propose
 from .model import DraftModel
 
@@ -49,15 +49,22 @@ class Cascade(DraftModel):
             q_inner = stack(drafts, p)
             if q_inner is not None:
                 check_sampled(guessed, q_inner, lengths)
-            u = uniforms([c.coins for c in now], p.shape[1], p.device)
-            accepted, emitted = chain_batch(p, q_inner, guessed, lengths, u)
-            for j, (c, a, token) in enumerate(zip(now, accepted.tolist(), emitted.tolist(), strict=True)):
+            if now[0].noise is not None:  # the middle model's own choices, as if it were the target
+                own = own_choices(p, now, drafts).tolist()
+                verdicts = [greedy(o, d.tokens, d.node_parents) for o, d in zip(own, drafts, strict=True)]
+                outcomes = [(verdict.accepted, verdict.token) for verdict in verdicts]
+            else:
+                u = uniforms([c.coins for c in now], p.shape[1], p.device)
+                accepted, emitted = chain_batch(p, q_inner, guessed, lengths, u)
+                outcomes = zip(accepted.tolist(), emitted.tolist(), strict=True)
+            for j, (c, (a, token)) in enumerate(zip(now, outcomes, strict=True)):
                 self.memory.lengths[c.id] = len(c.tokens) + a  # the last token and the accepted drafts
                 c.tokens += [*drafts[j].tokens[:a], token]
                 q[c.id].append(p[j, : a + 1])
                 if room[j]:
                     self.inner.settle(c.id, range(a), token)
-        return [Draft(c.tokens[-k:], None if c.sampling.greedy else torch.cat(q[c.id])) for c in drafted]
+        sampled = [c.noise is None and not c.sampling.greedy for c in drafted]
+        return [Draft(c.tokens[-k:], torch.cat(q[c.id]) if s else None) for c, s in zip(drafted, sampled, strict=True)]
 
     def settle(self, id: int, path: list[int], emitted: int, scratch: Tensor | None = None) -> None:
         start = self.committed.get(id)

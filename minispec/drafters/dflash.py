@@ -32,7 +32,7 @@ from ..sequence import Sequence
 from .base import Draft
 from .cache import StateCache
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
-from .trained import HeadDrafter, StoredHead
+from .trained import HeadDrafter, StoredHead, with_noise
 
 
 class DFlashHead(StoredHead):
@@ -170,6 +170,7 @@ class DFlash(HeadDrafter):
 
     def filled(self, logits: Tensor, states: Tensor, last: Tensor, sequences, budgets: list[int]) -> list[Draft]:
         """The drafts, of logits [b, depths, v] and states [b, depths, d] of the blanks, and the tokens [b] before."""
+        logits = with_noise(logits, self.heads.head_ids, sequences, range(logits.shape[1]))
         expand = self.fillings(logits, states, last)
         if self.tree:
             return grow_batch(expand, logits.shape[1], self.nodes, budgets)

@@ -37,7 +37,7 @@ from .base import Draft
 from .cache import StateCache
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 from .model import sample_chains
-from .trained import HeadDrafter, StoredHead
+from .trained import HeadDrafter, StoredHead, with_noise
 
 
 class Head(StoredHead):
@@ -250,7 +250,9 @@ class Eagle(HeadDrafter):
                 itself = torch.eye(w, dtype=torch.bool, device=device).expand(B, w, w)
                 sees = torch.cat([sees.take_along_dim(parents, 1), itself], 2)  # what its parent sees, and itself
                 f = self._forward(tokens, f.take_along_dim(parents, 1), w, start + depth - 1, sees)
-            return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
+            ids = self.head.head_ids
+            logits = with_noise(self.head.logits(f), ids, sequences, range(depth, depth + 1))
+            return likeliest_tokens(logits, ids, self.width)
 
         return grow_batch(expand, k, self.width, [c.allowed_nodes(self.nodes) for c in sequences], self.least)
 

@@ -28,7 +28,7 @@ from ..sequence import Sequence
 from ..tree import Choice, Tree, best_tree, from_candidates
 from .base import Draft
 from .growth import tree_size
-from .trained import HeadDrafter, StoredHead
+from .trained import HeadDrafter, StoredHead, with_noise
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -92,9 +92,14 @@ class MedusaHeads(StoredHead):
         z = self.features(h)
         return linear(z, self.head) if self.head.ndim == 2 else by_head(z, self.head)
 
-    def candidates(self, h: Tensor) -> Tensor:
-        """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies."""
-        best = self(h).topk(len(self.accuracy[0])).indices
+    def candidates(self, h: Tensor, sequences: list[Sequence] | None = None) -> Tensor:
+        """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies. Of coupled sequences
+        [B] with their noise."""
+        logits = self(h)
+        if sequences:
+            ids = torch.arange(logits.shape[-1], device=h.device) if self.head_ids is None else self.head_ids
+            logits = with_noise(logits, ids, sequences, range(self.count))
+        best = logits.topk(len(self.accuracy[0])).indices
         return best if self.head_ids is None else self.head_ids[best]
 
     @property
@@ -165,12 +170,13 @@ class Medusa(HeadDrafter):
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
         newest = torch.stack([c.hidden[layers][-1] for c in sequences])  # [B, d], those that predicted the last tokens
-        table = self.table(newest).tolist()  # [B, K · m]
+        table = self.table(newest, sequences).tolist()  # [B, K · m]
         shapes = [self.tree_of(k, c.allowed_nodes(self.max_tree_nodes(k))) for c in sequences]
         filled = [[row[i] for i in shape.tokens] for row, shape in zip(table, shapes, strict=True)]
         parents = [shape.parents if shape.tokens and self.tree else None for shape in shapes]
         return [Draft(tokens, None, above) for tokens, above in zip(filled, parents, strict=True)]
 
-    def table(self, newest: Tensor) -> Tensor:
+    def table(self, newest: Tensor, sequences: list[Sequence] | None = None) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""
-        return self.heads.candidates(self.target.transformer.norm(newest).to(self.heads.weight.dtype)).flatten(1)
+        h = self.target.transformer.norm(newest).to(self.heads.weight.dtype)
+        return self.heads.candidates(h, sequences).flatten(1)

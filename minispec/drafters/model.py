@@ -17,7 +17,7 @@ from ..load.model import Model
 from ..processors.constraint import common
 from ..processors.drafts import process, process_next
 from ..recurrent import DEEPEST
-from ..sampling import Sampling, distributions, largest, pad, pick, uniforms
+from ..sampling import GOLDEN, Sampling, coupled, distributions, largest, noise_of, pad, pick, signed, uniforms
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import DraftCache
@@ -99,8 +99,12 @@ class DraftModel(Drafter):
         tokens, id, lengths = self.vocabulary.to_draft(sequence.tokens), sequence.id, self.memory.lengths
         if id in lengths:
             lengths[id] = min(lengths[id], common(self.held.get(id, []), tokens))
+        noise = sequence.noise
+        if noise is not None:  # positions are the target's
+            noise = signed(noise + (len(sequence.tokens) - len(tokens)) * GOLDEN)
         # Processors speak the target's ids: left out here, which is exact all the same.
-        return replace(sequence, tokens=tokens, prompt_length=-1, num_computed_tokens=0, processors=None)
+        changed = dict(tokens=tokens, noise=noise, prompt_length=-1, num_computed_tokens=0, processors=None)
+        return replace(sequence, **changed)
 
     def _chains(self, sequences: list[Sequence], k: int) -> list[Draft]:
         """k tokens for every sequence, one after the other. The last one is not processed: nothing follows it."""
@@ -112,7 +116,7 @@ class DraftModel(Drafter):
             logits = self.memory.forward(new)  # [B, V]
             return logits if self.vocabulary is None else self.vocabulary.restrict(logits)
 
-        return sample_chains(score, sequences, k, self.sampling)
+        return sample_chains(score, sequences, k, self.sampling, self.vocabulary and self.vocabulary.target_ids)
 
     def read_drafts(self, sequences: list[Sequence], drafts: list[Draft], samplings: list[Sampling]) -> Tensor:
         """One pass over what is new of each sequence and its draft, as a target verifies it: the distributions after
@@ -157,9 +161,10 @@ class DraftModel(Drafter):
             self.memory.release()
 
 
-def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: Sampling | None) -> list[Draft]:
+def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling=None, ids=None) -> list[Draft]:
     """k tokens for every sequence, by `sampling` or the sequence's own: score(newest) gives the logits [B, V] of what
-    follows the newest tokens [B], and at first, with None, of what follows the sequences."""
+    follows the newest tokens [B], and at first, with None, of what follows the sequences. Coupled sequences draft what
+    the target would choose by these logits, for which its `ids` [V] say what each token is called there."""
     samplings = [sampling or sequence.sampling for sequence in sequences]
     greedy = all(sampling.greedy for sampling in samplings)
     tokens, probs, u = [], [], None
@@ -167,6 +172,8 @@ def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: 
         logits = process_next(score(tokens[-1] if tokens else None), sequences, tokens)  # [B, V]
         if greedy:
             chosen = largest(logits)  # [B]
+        elif sequences[0].noise is not None:
+            chosen = coupled(distributions(logits, samplings), noise_of(sequences, step, logits.device), ids)
         else:
             if u is None:
                 counts = [s.allowed_nodes(k) * (not own.greedy) for s, own in zip(sequences, samplings, strict=True)]
@@ -176,7 +183,7 @@ def sample_chains(score: Callable, sequences: list[Sequence], k: int, sampling: 
             chosen = pick(probs[-1], u[:, step])
         tokens.append(chosen)
     drafted = torch.stack(tokens, 1).tolist()  # B lists of k; until here the host need not know them
-    sampled_from = [None] * len(sequences) if greedy else torch.stack(probs, 1)  # [B, k, V]
+    sampled_from = torch.stack(probs, 1) if probs else [None] * len(sequences)  # [B, k, V]
     return [Draft(chain, q) for chain, q in zip(drafted, sampled_from, strict=True)]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..load.folder import pack, write_folder
 from ..load.head_files import SIZES, fill, find_heads
 from ..load.model import Model
+from ..sampling import gumbel, noise_of, precise
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import StateCache
@@ -65,6 +66,16 @@ class StoredHead(nn.Module):
         rows = target.transformer.lm_head.weight.detach()  # [V, d]
         rows = rows if self.head_ids is None else rows[self.head_ids.to(rows.device)]  # [v, d]
         self.register_buffer("head", rows.to(target.dtype), persistent=False)  # moves along, but is not stored
+
+
+def with_noise(logits: Tensor, ids: Tensor, sequences: list[Sequence], ahead: range) -> Tensor:
+    """A head's logits [b, n, v] of the tokens `ids` [v], as many positions `ahead` of the next token as the range says:
+    of coupled sequences with T · g, so that the best is what a target with these logits would choose."""
+    if sequences[0].noise is None or all(c.sampling.greedy for c in sequences):
+        return logits
+    g = gumbel(noise_of(sequences, torch.tensor(ahead), logits.device), ids)  # [b, n, v]
+    T = torch.tensor([c.sampling.temperature for c in sequences], device=logits.device)[:, None, None]
+    return logits + (T * g).to(precise(logits))
 
 
 class HeadDrafter(Drafter):

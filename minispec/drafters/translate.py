@@ -31,6 +31,8 @@ class Padded:
         self.target_size, self.own, self.theirs = target_size, own, theirs  # ids of the shared tokens in either one
         self.forbidden = torch.ones(own_size, dtype=torch.bool, device=own.device)  # [V of the draft model]
         self.forbidden[own] = False
+        self.target_ids = torch.zeros(own_size, dtype=torch.long, device=own.device)  # [V of the draft model]
+        self.target_ids[own] = theirs
         self.id_of = dict(zip(own.tolist(), theirs.tolist(), strict=True))
 
     def restrict(self, logits: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class Backend:
             prompts = [sequence.tokens for sequence in sequences]
             return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
 
-        return None if self.beyond(params) else self.lent([self], make)
+        return None if self.beyond(params) or sequences[0].has_noise else self.lent([self], make)
 
     def speculator(
         self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
@@ -129,6 +129,7 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         # Only the host's cycles show their logits, and process them by the prefix.
         hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
+        hosted = hosted or rows[0].has_noise  # and only they know noise
         make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
         made = None if hosted else on_device(drafter)
         if made and (made.samples or params.temperature == 0):

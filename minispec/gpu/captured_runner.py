@@ -215,7 +215,7 @@ class CapturedRunner(Runner):
         for turn, row in zip(turns, rows or range(len(turns)), strict=True):
             turn.row, turn.results, turn.at = row, results, row * T
             sequence = turn.sequence
-            if T == 1 and not (sequence.sampling.greedy or sequence.needs_processing):
+            if T == 1 and self.buckets.steps and not (sequence.sampling.greedy or sequence.needs_processing):
                 turn.sampled = True
                 sequence.coins.skip(1)
         self.latest = results
@@ -284,9 +284,10 @@ class CapturedRunner(Runner):
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
 
     def knows(self, turns: list[Turn]) -> bool:
-        """Whether the device alone can tell what comes after this pass: no token is forbidden, and what was drafted is
-        there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
-        if any(turn.sequence.needs_processing or turn.sequence.wants_logprobs for turn in turns):
+        """Whether the device alone can tell what comes after this pass: no token is forbidden or chosen by noise, and
+        what was drafted is there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
+        sequences = [turn.sequence for turn in turns]
+        if any(s.needs_processing or s.wants_logprobs or s.has_noise for s in sequences):
             return False
         if self.pending is None:
             return True

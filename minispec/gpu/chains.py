@@ -11,8 +11,8 @@ draft_memory.py; a sequence with more new tokens has an ordinary pass before. Th
 To rewind is to lower a length: the drafter does it (drafters/model.py), or `follow` on the device, where the next cycle
 is launched before the host has synchronised with the last (engine_heads.Cycles).
 
-Penalties and constraints depend on the prefix, which the host alone knows. Requests with these, draft models with
-another vocabulary and cascades draft pass by pass, through the same memory.
+Penalties and constraints depend on the prefix, which the host alone knows. Requests with these, coupled ones that
+sample, draft models with another vocabulary and cascades draft pass by pass, through the same memory.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ModelForMany(DraftsForMany):
 
     def knows(self, sequences: list[Sequence]) -> bool:
         by_prefix = any(c.needs_processing and c.processors.always for c in sequences)
-        return self.drafter.chain_model is not None and not by_prefix
+        return self.drafter.chain_model is not None and not (by_prefix or any(c.has_noise for c in sequences))
 
     @property
     def held(self) -> dict[int, int]:

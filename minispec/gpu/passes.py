@@ -166,7 +166,8 @@ class Buckets(PagedPasses):
     def tell(self, sequences: Sequence | None) -> None:
         """How the rows of the next pass sample."""
         samplings = [sequence.sampling for sequence in sequences or ()]
-        self.steps = Steps.of(samplings)
+        coupled = any(sequence.has_noise for sequence in sequences or ())  # the host chooses
+        self.steps = None if coupled else Steps.of(samplings)
         if self.steps is not None:
             self.samplings.write(samplings, [sequence.coins for sequence in sequences])
 

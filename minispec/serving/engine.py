@@ -14,7 +14,7 @@ One step:
 
 A seed belongs to its request. What else is in the batch changes no output, up to rounding (cpu/invariant.py), but with
 a drafter it decides how deep a draft may be, and so how many random numbers are used: sampled outputs then follow the
-same distribution, and greedy ones are the same.
+same distribution, and greedy ones are the same. With rule="coupled" sampled ones are the same, too.
 
 What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
 finish_reason="error" and the exception in `Output.error`. Ctrl-C is taken between two steps: the next one goes on, and
@@ -45,8 +45,9 @@ from ..params import SamplingParams
 from ..require import require, require_whole
 from ..sampling import emitting_positions
 from ..sequence import Sequence
-from ..speculate import check_drafter, check_rule, deepest
+from ..speculate import check_drafter, deepest
 from ..trace import Clock
+from ..verify import check_rule
 from .blocks import BlockPool, check
 from .metrics import PARTS, Metrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
@@ -117,7 +118,7 @@ class Engine:
     most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Who drafts how far is chosen from measured
     acceptance and times (controller.py): chains of up to 8 tokens, trees up to 4 deep. With a number as `k` all drafts
     are up to so deep, and with a `draft_budget` those of a step have at most so many nodes and scratch tokens, in equal
-    shares. Sampled chains are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
+    shares. Sampled drafts are accepted by `rule`, as in `speculate`. With `enable_prefix_caching` a prompt that begins
     like an earlier one reuses its blocks (not of a hybrid model: a block holds no recurrent state). Metrics keep the
     last `history` steps and requests. `fast` (None: on a GPU): passes are captured as CUDA graphs (gpu/).
 
@@ -272,7 +273,7 @@ class Engine:
         k = (self.k if k is None else k) if self.speculates else 0
         if self.target.config.delta:
             require(k <= deepest(self.target), f"at most {deepest(self.target)}, the states that are kept", k=k)
-        made, batched = prepare(self.target, prompt, params, stream, index, k=k)
+        made, batched = prepare(self.target, prompt, params, stream, index, k=k, rule=self.runner.rule)
         if batched:
             raise ValueError(f"prompt holds {len(made)} prompts: give them to `generate`, or add them one by one")
         [sequence] = made

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..drafters.base import Drafter, propose
 from ..load.model import Model
-from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
+from ..sampling import NOT_FINITE, best_tokens, coupled, noise_of, pick, uniforms
 from ..sequence import Sequence
 from ..trace import Clock
 from ..tree import Draft, mask_and_offsets, only
@@ -60,13 +60,19 @@ def chosen(places: list[int], of: Tensor) -> slice | Tensor:
     return torch.tensor(places).to(of.device, non_blocking=True)
 
 
-def sample(logits: Tensor, samplings: list[Sampling], u: Tensor) -> Tensor:
-    """A token from each of logits [n, V], by its own Sampling and its random number u [n], without a look at any
+def sample(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """A token for each sequence from its logits [n, V], by its own Sampling and random numbers, without a look at any
     number; −1 where the logits contain NaN or ∞."""
     tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    if has_noise := sequences[0].noise is not None:
+        numbers = noise_of(sequences, device=logits.device)  # [n]
+    else:
+        u = uniforms([sequence.coins for sequence in sequences], 1)  # [n, 1]
+        numbers = u.to(logits.device, non_blocking=True)[:, 0]
+    samplings = [sequence.sampling for sequence in sequences]
     for sampling in dict.fromkeys(samplings):
         rows = chosen([row for row, other in enumerate(samplings) if other == sampling], logits)
-        tokens[rows] = pick(sampling.unchecked_probs(logits[rows]), u[rows])
+        tokens[rows] = (coupled if has_noise else pick)(sampling.unchecked_probs(logits[rows]), numbers[rows])
     return torch.where(logits.amax(-1).isfinite(), tokens, -1)
 
 
@@ -207,8 +213,7 @@ class Runner:
         plain = [turn for turn in plain if not turn.sequence.needs_processing]
         if plain:
             sequences, at = [turn.sequence for turn in plain], chosen([turn.at for turn in plain], results.best)
-            u = uniforms([sequence.coins for sequence in sequences], 1).to(results.best.device, non_blocking=True)
-            results.best[at] = sample(results.logits[at], [sequence.sampling for sequence in sequences], u[:, 0])
+            results.best[at] = sample(results.logits[at], sequences)
             results.tokens = None  # whatever the host has by now does not hold these
             for turn in plain:
                 turn.sampled = True

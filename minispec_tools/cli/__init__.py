@@ -110,6 +110,8 @@ def _serve_options(sub: Parser) -> None:
     options.add_model(sub, help="the model to serve")
     _add_drafter(sub, "no speculation")
     options.add_draft_length(sub, auto=False, default=None)
+    rule = "how sampled drafts are accepted; coupled: a seed repeats its output under any load (default: token)"
+    sub.add_argument("--rule", choices=("token", "block", "coupled"), default="token", help=rule)
     options.add_device(sub)
     add("host", options.text, "127.0.0.1", "where to listen; by default this machine alone", "ADDRESS")
     add("port", options.port, 8000, "0: any free one", "PORT")

@@ -38,7 +38,7 @@ def serve(args) -> None:
     target = load(args.model, device=args.device)
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
     limits = args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens
-    engine = Engine(target, drafter, *limits, args.k)
+    engine = Engine(target, drafter, *limits, args.k, rule=args.rule)
     print(f"{engine!r}", flush=True)
     if args.warm_up:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 import minispec as ms
 from minispec.drafters.translate import Padded, Shared, same_tokens, spellings
 from minispec.processors.constraint import common
-from minispec.sampling import Coins
+from minispec.sampling import Coins, noise_of
 
 TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
 
@@ -109,6 +109,27 @@ def test_sampled_outputs_follow_the_target():
     assert_follows([out.tokens for out in outs], expected, "another vocabulary")
     assert 0.1 < ms.Trace.of(outs).acceptance_rate < 0.95
     assert not drafter.memory.lengths and not drafter.held
+
+
+# ---- under rule="coupled" -------------------------------------------------------------------------------------------
+
+
+def test_noise_goes_by_the_targets_positions_and_ids():
+    """The same model with its letters in another order drafts what the target chooses; and a text that the draft model
+    splits into fewer tokens is as long as it is for the target."""
+    options = TINY | dict(vocab_size=5, num_layers=2)
+    target, draft = (random_model(tokenizer=letters(order), **options) for order in ("abcde", "cdeab"))
+    for part in (draft.transformer.embed_tokens, draft.transformer.lm_head):
+        part.weight.data = part.weight.data[torch.tensor([2, 3, 4, 0, 1])].clone()
+    drafter, how = ms.drafters.Model(draft, translate=True), dict(temperature=1.0, seed=1, rule="coupled")
+    out = ms.speculate(target, [0, 1, 4, 2], drafter, 3, 80, **how)
+    assert out.trace.acceptance_rate == 1 and out.tokens == ms.generate(target, [0, 1, 4, 2], 80, **how).tokens
+    target, draft = text_pair()
+    drafter = ms.drafters.Model(draft, translate=True)
+    drafter.fit(target)
+    context = ms.Sequence(1, target.encode("the fox said to the dog"), noise=12345)
+    own = drafter._translated(context)
+    assert len(own.tokens) != len(context.tokens) and noise_of([own], 1).tolist() == noise_of([context], 1).tolist()
 
 
 # ---- greedy, and its caches ------------------------------------------------------------------------------------------
