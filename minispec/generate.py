@@ -53,8 +53,11 @@ def generate(
 @torch.inference_mode()
 def decode(model: Model, sequences: list[Sequence], params: SamplingParams) -> None:
     """Generate until every sequence has ended. Where the device has a decoder of its own, its steps are *captured*:
-    what one step launches is stored as one graph, and replayed (gpu/decode.py)."""
-    captured = model.backend and params.logprobs is None and model.backend.decoder(sequences, params)
+    what one step launches is stored as one graph, and replayed (gpu/backend.py)."""
+    captured = model.backend and model.backend.decoder(sequences, params)
+    if model.backend and captured is None:
+        model.backend.serve(sequences)
+        return
     with closing(captured or token_by_token(model, sequences)) as steps:
         for new, logits in steps:  # of each sequence the next token (or several), and what it was sampled from
             for row, sequence in enumerate(sequences):

@@ -53,6 +53,7 @@ class Sequence:
     # In an engine:
     request_id: Hashable = None  # the caller's name for it, and the pool's; None: `id`
     k: int | None = None  # how deep its drafts may be, 0: no drafts (None: a scheduler alone fills in its own)
+    opening: bool = False  # as in `speculate`: its prompt's last token opens a cycle, and so does every other token
     status: str = "waiting"  # scheduler.py has the others
     preemptions: int = 0
     num_computed_tokens: int = 0  # their keys and values are verified and in the pool

@@ -24,7 +24,7 @@ from .drafters.base import Drafter, propose
 from .generate import prepare
 from .params import SamplingParams
 from .recurrent import DEEPEST, NO_TREES
-from .require import require, warn_once, whole
+from .require import require, whole
 from .sampling import emitting_positions, pad
 from .trace import Clock, Cycle
 from .tree import mask_and_offsets
@@ -78,11 +78,12 @@ def draft_and_verify(
     model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
 ) -> None:
     """Cycle until every sequence has ended: captured where the model's device can do that for this drafter and rule."""
-    if model.backend and rule == "block":
-        warn_once(
-            'rule="block" is judged by the host: `speculate` runs without CUDA graphs, with the same distribution'
-        )
-    captured = model.backend and rule != "block" and model.backend.speculator(sequences, drafter, k, params)
+    captured = model.backend and model.backend.speculator(sequences, drafter, k, params, rule)
+    if model.backend and captured is None:
+        for sequence in sequences:
+            sequence.opening = True  # its first cycle, too, begins with a draft
+        model.backend.serve(sequences, drafter, k, rule, on_cycle)
+        return
     with closing(captured or Loop(model, sequences, drafter, k, params, rule)) as loop:
         while loop.sequences:
             for sequence, news in zip(loop.sequences, loop.step(), strict=True):
@@ -97,7 +98,7 @@ def draft_and_verify(
 
 
 class Loop:
-    """The cycle on any device, one verb after the other. gpu/backend.py has its own way to do some of them."""
+    """The cycle on any device, one verb after the other."""
 
     def __init__(self, model: Model, sequences: list[Sequence], drafter: Drafter, k: int | str, params, rule="token"):
         self.model, self.sequences, self.drafter, self.k, self.rule = model, list(sequences), drafter, k, rule
@@ -111,6 +112,8 @@ class Loop:
         sequences, drafter = self.sequences, self.drafter
         size = self.controller.choose([sequence.id for sequence in sequences]) if self.controller else self.k
         depths = [min(size, sequence.room) for sequence in sequences]
+        for sequence, depth in zip(sequences, depths, strict=True):
+            sequence.max_nodes = drafter.max_tree_nodes(depth) if depth else 0
         clock = Clock("draft", "verify", "sample", device=self.model.device)
         self.drafts = propose(drafter, sequences, max(depths), self.model.config.vocab_size, depths)
         clock.lap("draft")

@@ -3,8 +3,8 @@
 A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
 generate.py and speculate.py. Without CUDA everything here works too, only uncaptured; the tests live on that.
 
-A drafter that works on the host, and a batch, have cycles of their own (`Hosted`): the draft goes up, one launch
-verifies it, and the best tokens come down. These passes are an engine's, over memory in blocks (passes.py).
+Whatever else is asked for, drafters that work on the host, batches, other rules, goes through an engine that has no
+other requests (`serve`): with memory for these, and captures that the next call like this one finds again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -21,78 +22,34 @@ from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..load.model import Model
 from ..params import SamplingParams
-from ..require import warn_once
 from ..sequence import Sequence
-from ..speculate import Loop
+from ..serving.engine import Engine
 from ..trace import Cycle
-from ..verify import judge
 from . import chains  # noqa: F401  what drafts in a draft model's place
 from .captured_runner import CapturedRunner
 from .decode import FastDecoder, FastSpeculator, Speculator, TreeSpeculator, kind_of
 from .draft_memory import BLOCK, PagedMemory
 from .graph import Captured, Lease, lent, on_the_device
 from .heads import on_device
-from .passes import Buckets
-from .ragged import memory_for
+from .passes import Buckets, rows_of
+from .ragged import MOST_TOKENS, memory_for
 from .weights import FastTransformer, has_kernels, require_ordinary
-
-
-class Hosted(Loop):
-    """speculate.Loop over memory in blocks, by the captured passes of an engine (passes.py). Row i of the batch owns
-    the i-th run of blocks."""
-
-    def __init__(self, passes: Buckets, lease: Lease, model: Model, rows: list[Sequence], drafter, k, params):
-        self.passes, self.lease, each = passes, lease, passes.blank // len(rows)
-        self.tables = [list(range(i * each, (i + 1) * each)) for i in range(len(rows))]
-        drafter.capture()
-        super().__init__(model, rows, drafter, k, params)
-
-    def prefill(self, room: int) -> None:
-        some = [i for i, row in enumerate(self.sequences) if len(row.tokens) > 1]
-        if some:
-            prompts, tables = [self.sequences[i].tokens[:-1] for i in some], [self.tables[i] for i in some]
-            self.passes.prompts.process(prompts, [0] * len(some), tables)
-        self.drafter.read_prompts(self.sequences)
-
-    def step(self) -> list:
-        self.lease.sign()
-        if self.drafter.hidden_layers:
-            self.passes.cache.show(self.sequences, self.tables)
-        return super().step()
-
-    def forward(self):
-        drafts, self.lengths = self.drafts, [len(row.tokens) - 1 for row in self.sequences]
-        new = [[row.tokens[-1], *draft.inputs] for row, draft in zip(self.sequences, drafts, strict=True)]
-        results = self.passes.read(new, self.lengths, self.tables, drafts)
-        longest, shape = max(map(len, new)), (len(new), self.passes.shape[1], -1)
-        logits, self.best = results.logits.view(shape)[:, :longest], results.best.view(shape[:2])
-        return logits, {}  # hidden states are in their blocks
-
-    def judge(self):
-        return judge(self.logits, self.sequences, self.drafts, self.drafter.lossless, self.best)
-
-    def keep(self) -> None:
-        after = [length + 1 for length in self.lengths]
-        self.passes.move(self.tables, after, [cycle.path for cycle in self.cycles])
-
-    def leave(self, going: list[int]) -> None:
-        self.tables = [self.tables[i] for i in going]
-
-    def close(self) -> None:
-        try:
-            super().close()  # asks the drafter to forget, which may fail
-        finally:
-            self.lease.give_back()
-
 
 LEAST = 256  # slots of each sequence of a batch, if no call needs more
 AHEAD = 2  # launches that may be under way: while the host waits for one, the device works on the next
 CAPTURES = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
+ENGINES = 4  # kept for calls like the last ones
 
 
 def power_of_two(count: int) -> int:
     """The next one."""
     return 1 << (count - 1).bit_length()
+
+
+def by_host(sequences: list[Sequence], params: SamplingParams) -> bool:
+    """Whether logits must come to the host: to be processed by the prefix, told, or given noise."""
+    asked = params.by_prefix or params.min_new_tokens > 0 or params.logprobs is not None
+    return asked or sequences[0].has_noise
 
 
 class Backend:
@@ -109,61 +66,85 @@ class Backend:
         self.room = 2048 if model.device.type == "cuda" else 256
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder] = {}
-        self.blocks: Buckets | None = None  # for drafts of the host, and `blocks_for` what sizes
+        self.idle: dict[tuple, Engine] = {}  # for calls of each kind; the one that was used last comes last
+        self.lock = Lock()
 
     # ---- what the loops ask for ------------------------------------------------------------------------------------
 
     def decoder(self, sequences: list[Sequence], params: SamplingParams) -> CapturedDecoder | None:
-        """What `generate` decodes this batch by; None: eagerly."""
+        """What `generate` decodes this batch by; None: by `serve`."""
 
         def make(leases: list[Lease]) -> CapturedDecoder:
             prompts = [sequence.tokens for sequence in sequences]
             return CapturedDecoder(self.begin(FastDecoder, (), prompts, params, 0), sequences, leases)
 
-        return None if self.beyond(params) or sequences[0].has_noise else self.lent([self], make)
+        return None if by_host(sequences, params) else self.lent([self], make)
 
     def speculator(
-        self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams
-    ) -> CapturedSpeculator | Hosted | None:
-        """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
-        heads on it, else one for each pass. None: eagerly."""
-        # Only the host's cycles show their logits, and process them by the prefix.
-        hosted = self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None
-        hosted = hosted or rows[0].has_noise  # and only they know noise
-        make, backends, draft = self._hosted, [self], None if hosted else getattr(drafter, "chain_model", None)
-        made = None if hosted else on_device(drafter)
+        self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, rule: str
+    ) -> CapturedSpeculator | None:
+        """What `speculate` runs its cycles by, one launch each, if the drafter is a model beside this one or a set of
+        heads on it, for one prompt. None: by `serve`."""
+        if by_host(rows, params) or len(rows) > 1 or k == "auto" or rule == "block":
+            return None
+        made, draft = on_device(drafter), getattr(drafter, "chain_model", None)
         if made and (made.samples or params.temperature == 0):
-            make = self._with_heads
-        elif draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
-            make, backends = self._with_model, sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock
-        return self.lent(backends, partial(make, rows, drafter, k, params))
+            return self.lent([self], partial(self._with_heads, rows, drafter, k, params))
+        if draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
+            backends = sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock
+            return self.lent(backends, partial(self._with_model, rows, drafter, k, params))
+        return None
 
-    def beyond(self, params: SamplingParams) -> bool:
-        """Whether a request asks for what no capture knows: logits that depend on the prefix. Says so once."""
-        asked = params.by_prefix or params.min_new_tokens > 0
-        if asked:
-            warn_once(
-                "penalties, biases, constraints and min_new_tokens are applied by the host: `generate` "
-                "decodes without CUDA graphs, and drafts are judged one by one. Outputs are the same, later"
-            )
-        return asked
+    def serve(self, sequences: list[Sequence], drafter: Drafter | None = None, k=0, rule="token", on_cycle=None):
+        """Decode these sequences by an engine of their own. `on_cycle` is shown each cycle as it ends."""
+        outputs, shown, (key, engine) = {}, dict.fromkeys(sequences, 0), self.engine_for(sequences, drafter, k, rule)
+        try:
+            for sequence in sequences:
+                sequence.k = engine.k
+                engine.enqueue(sequence, outputs=outputs)
+            while len(outputs) < len(sequences):
+                engine.step()
+                for sequence in sequences:
+                    for cycle in sequence.trace.cycles[shown[sequence] :] if on_cycle else ():
+                        on_cycle(cycle)
+                    shown[sequence] = len(sequence.trace.cycles)
+                    if sequence.error:
+                        raise sequence.error
+        finally:
+            for request_id in list(engine.sequences):  # none, unless something went wrong
+                engine.abort(request_id)
+            self.keep(key, engine)
+
+    def engine_for(self, sequences: list[Sequence], drafter: Drafter | None, k: int | str, rule: str):
+        """An idle engine for such calls, or a new one, and what it is kept under. Who is called inside a `stream`, or
+        in another thread, finds none idle."""
+        rows, depth = rows_of(len(sequences)), LONGEST if k == "auto" else k
+        most = drafter.max_tree_nodes(depth) + drafter.scratch_slots if drafter else 0
+        longest = max(len(sequence.tokens) + sequence.max_new_tokens for sequence in sequences)
+        slots = -(-power_of_two(longest + 2 * (depth + 1 + most)) // BLOCK) * rows  # of two cycles past the end
+        model = getattr(drafter, "chain_model", None)  # every drafter with this draft model drafts alike
+        kind = (type(drafter), id(model), drafter.sampling) if model else id(drafter)
+        key = kind, rows, k, rule, invariant.wanted()
+        with self.lock:
+            engine = self.idle.pop(key, None)
+        if engine is None or engine.pool.num_blocks < slots:
+            blocks = max(slots, self.room // BLOCK)
+            sizes = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=rows)
+            budget = max(MOST_TOKENS, rows * (1 + most))
+            options = dict(k=None if k == "auto" else k, rule=rule, enable_prefix_caching=False, history=8, fast=True)
+            engine = Engine(self.model, drafter, max_num_batched_tokens=budget, **sizes, **options)
+        return key, engine
+
+    def keep(self, key: tuple, engine: Engine) -> None:
+        """For the next call like this one: those that were used last."""
+        with self.lock:
+            self.idle[key] = engine
+            while len(self.idle) > ENGINES:
+                self.idle.pop(next(iter(self.idle))).shutdown()
 
     def lent(self, backends: list[Backend], make: Callable):
-        """What `make` makes of their leases; None, which is said once: one of them is with another call."""
-        made = lent([backend.lease for backend in backends], make)
-        if made is None:
-            warn_once(
-                f"another call holds the GPU memory of {self.model.name} and does nothing (or this one was made by its "
-                "`stream`): this one runs without CUDA graphs. Outputs are the same, later"
-            )
-        return made
-
-    def _hosted(self, rows: list[Sequence], drafter: Drafter, k: int | str, params: SamplingParams, leases) -> Hosted:
-        longest = LONGEST if k == "auto" else k
-        most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
-        tokens = max(len(row.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
-        passes = self.in_blocks(tokens, len(rows), most, drafter.hidden_layers)
-        return Hosted(passes, *leases, self.model, list(rows), drafter, k, params)
+        """What `make` makes of their leases; None: one of them is with another call."""
+        return lent([backend.lease for backend in backends], make)
 
     def _with_heads(self, rows: list[Sequence], drafter: Drafter, k: int, params: SamplingParams, leases):
         def make(target: FastTransformer, sampling) -> Speculator:
@@ -199,7 +180,7 @@ class Backend:
         finally:
             self.lease.give_back()
 
-    def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
+    def memory(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""
         return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
 
@@ -210,7 +191,7 @@ class Backend:
     def check_invariance(self) -> None:
         """What was captured adds up in another order, if that has changed."""
         if self.invariant != invariant.wanted():
-            self.memories, self.decoders, self.blocks, self.invariant = {}, {}, None, not self.invariant
+            self.memories, self.decoders, self.invariant = {}, {}, not self.invariant
 
     # ---- captures ------------------------------------------------------------------------------------------------
 
@@ -230,20 +211,6 @@ class Backend:
             memory.allocate(batch, capacity)
             self.memories[batch] = memory
         return memory
-
-    def in_blocks(self, tokens: int, rows: int, most: int, layers: list[int]) -> Buckets:
-        """Passes over so many sequences with drafts of up to `most` tokens, in one memory of blocks for all drafters:
-        of few long sequences, or of many short ones. What is too small is made anew, large enough for what it was made
-        for before, too."""
-        self.check_invariance()
-        had = self.blocks_for if self.blocks else (self.room // BLOCK, 0, 0, frozenset())
-        needed = rows * -(-power_of_two(tokens) // BLOCK)
-        sizes = *map(max, had[:3], (needed, rows, most)), had[3].union(layers)
-        if not self.blocks or sizes != had:
-            self.blocks, self.blocks_for = None, sizes
-            blocks, rows, most, layers = sizes
-            self.blocks = self.serve(blocks, BLOCK, rows, most, sorted(layers))
-        return self.blocks
 
     def forget(self, batch: int) -> None:
         """Memory and captures for so many sequences."""

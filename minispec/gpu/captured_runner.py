@@ -14,9 +14,11 @@ import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..drafters.base import Drafter
 from ..load.model import Model
+from ..require import warn_once
 from ..sampling import NOT_FINITE
 from ..sequence import Sequence
 from ..serving.blocks import BlockPool
@@ -24,6 +26,7 @@ from ..serving.runner import Results, Runner, prune, ran
 from ..serving.scheduler import Step, Turn
 from ..trace import Cycle
 from .drafts import Cycles, DraftsForMany, Launch
+from .graph import Event
 from .passes import rows_of
 
 
@@ -40,6 +43,7 @@ class Ahead:
     starts: dict[Sequence, int]  # where each goes on, once the host knows that
     drafted: set[Sequence] = field(default_factory=set)  # those that were drafted for in the pass before, and are now
     launch: Launch | None = None  # of the drafter; None: a plain pass
+    moments: list[Event] | None = None  # when its draft began, its pass began, and ended
     results: Results | None = None  # None: it has failed on its way
 
 
@@ -59,6 +63,7 @@ class CapturedRunner(Runner):
         self.pending = None  # drafts of this step that are on the device (drafts.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
+        self.moments: list[Event] | None = None  # when drafts began that were made here, their pass began, and ended
         self.ahead: Ahead | None = None  # what is under way: for the next step, and from `begin` to `forward` for this
         self.runs_ahead = True  # whether there may be any
         made_here = drafter and drafter.lossless and isinstance(drafter.captured, DraftsForMany)
@@ -69,12 +74,12 @@ class CapturedRunner(Runner):
 
     def new_cache(self):
         blocks = self.pool.num_blocks, self.pool.block_size
-        self.buckets = self.target.capturer().serve(*blocks, *self.sizes, self.hidden_layers)
+        self.buckets = self.target.capturer().memory(*blocks, *self.sizes, self.hidden_layers)
         return self.buckets.cache
 
     def begin(self, turns: list[Turn]) -> None:
         """What was launched for these turns is their draft and their pass; if it was launched for others, drop it."""
-        self.latest = self.pending = self.verdicts = self.wait = None
+        self.latest = self.pending = self.verdicts = self.wait = self.moments = None
         self.judged = set()
         if self.ahead is None:
             return
@@ -88,7 +93,7 @@ class CapturedRunner(Runner):
         if self.ahead.launch:
             for turn in decoding:
                 turn.share = self.ahead.rows[turn.row].share
-            self.drafting = [turn for turn in decoding if turn.draft_length]
+            self.drafting, self.moments = [turn for turn in decoding if turn.draft_length], self.ahead.moments
             self.pending = self.cycles.many.adopt([turn.sequence for turn in self.drafting], self.ahead.launch)
             for turn in self.drafting:
                 turn.asked = True
@@ -136,7 +141,7 @@ class CapturedRunner(Runner):
         self.learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory
         ready = [turn for turn in turns if many.ready(turn.sequence)]
         if ready:
-            depths = [turn.draft_length for turn in ready]
+            depths, self.moments = [turn.draft_length for turn in ready], [self.moment()]
             self.pending = many.begin([turn.sequence for turn in ready], max(depths), depths)
             self.drafting = ready
             for turn, row in zip(ready, self.pending.rows, strict=True):
@@ -207,7 +212,9 @@ class CapturedRunner(Runner):
         lines = [(t.sequence.tokens[-1], row_of.get(t, -1), t.sequence.k, t.sequence.room, t.share) for t in turns]
         where = pending.memory, pending.nodes, pending.depth
         starts, sequences = [turn.start for turn in turns], [turn.sequence for turn in turns]
+        self.moments = [*self.moments[:1], self.moment()]
         self.ran_in_bucket(turns, self.buckets.read_drafted(lines, starts, tables, *where, sequences))
+        self.moments.append(self.moment())
 
     def ran_in_bucket(self, turns: list[Turn], results: Results, rows=None) -> None:
         """A pass of fixed shape has run, with these turns in the first rows, or in `rows`."""
@@ -237,6 +244,17 @@ class CapturedRunner(Runner):
             if not turn.sequence.sampling.greedy:
                 turn.sequence.coins.skip(1 + len(turn.sequence.draft.tokens))
         super().verify([turn for turn in turns if turn not in judged])
+
+    def moment(self) -> Event:
+        return Event(self.target.device, timed=True).record()
+
+    def parts(self) -> tuple[float, float, float]:
+        """Of drafts that are made and verified here the device says when; the host would only know when it waited. What
+        the step has left is the verdicts' and the host's own."""
+        if self.moments is None or len(self.moments) < 3:
+            return super().parts()
+        drafted, verified = (b - a for a, b in pairwise(self.moments))
+        return drafted, verified, max(0.0, sum(self.clock.seconds.values()) - drafted - verified)
 
     def read_verdict(self, turn: Turn, line: list[float]) -> None:
         n, token = len(line) // 3, int(line[-1])
@@ -287,6 +305,8 @@ class CapturedRunner(Runner):
         """Whether the device alone can tell what comes after this pass: no token is forbidden or chosen by noise, and
         what was drafted is there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
         sequences = [turn.sequence for turn in turns]
+        if any(s.needs_processing for s in sequences):
+            warn_once("penalties, biases and constraints are applied by the host: steps wait for it, and take longer")
         if any(s.needs_processing or s.wants_logprobs or s.has_noise for s in sequences):
             return False
         if self.pending is None:
@@ -330,5 +350,8 @@ class CapturedRunner(Runner):
             self.ahead = Ahead(rows, {turn.sequence: turn.start + 1 for turn in turns}, results=results)
             return
         launch, drafted = self.pending.launch, {turn.sequence for turn in self.drafting}
-        self.ahead = Ahead(rows, {}, drafted, launch)
-        self.ahead.results = self.cycles.next(launch)
+        self.ahead = Ahead(rows, {}, drafted, launch, moments=[self.moment()])
+        self.cycles.draft(launch)
+        self.ahead.moments.append(self.moment())
+        self.ahead.results = self.cycles.verify()
+        self.ahead.moments.append(self.moment())

@@ -462,11 +462,14 @@ class Cycles:
         wait = self.arrival.begin(self.report[: B * (3 * T - 2)])
         return lambda: wait().view(B, 3 * T - 2).tolist()
 
-    def next(self, launch: Launch) -> Results:
-        """The next cycle: the drafts, and the pass over them. Its results are good until the next launch."""
-        buckets, (B, T, _) = self.buckets, self.buckets.shape
+    def draft(self, launch: Launch) -> None:
+        """The next cycle begins."""
         launch.captured()
         self.begun = self.many.begun
+
+    def verify(self) -> Results:
+        """The pass over what was drafted. Its results are good until the next one."""
+        buckets, (B, T, _) = self.buckets, self.buckets.shape
         return buckets.launch(buckets.drafted, (B, T, True), B)
 
     def stands(self) -> bool:

@@ -46,7 +46,7 @@ from ..require import require, require_whole
 from ..sampling import emitting_positions
 from ..sequence import Sequence
 from ..speculate import check_drafter, deepest
-from ..trace import Clock
+from ..trace import Clock, Cycle
 from ..verify import check_rule
 from .blocks import BlockPool, check
 from .metrics import PARTS, Metrics, StepRecord
@@ -390,9 +390,12 @@ class Engine:
         turn.emit(turn.news, len(path), logits)
         if not turn.emits:  # a chunk that does not reach the prompt's end
             return
-        if turn.asked:
+        if cycle is None and sequence.opening:
+            token, lossless = turn.news[0], self.drafter.lossless
+            cycle = Cycle.of(draft, path, token, [], None, turn.start + turn.count, lossless)
+        if cycle:
             cycle.kept = turn.emitted
-            cycle.took(*(self.runner.clock.seconds[part] for part in ("drafting", "pass", "sampling")))
+            cycle.took(*self.runner.parts())
             sequence.trace.cycles.append(cycle)
         elif sequence.k:
             sequence.trace.plain += 1

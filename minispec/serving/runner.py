@@ -240,6 +240,11 @@ class Runner:
             for turn, turn.cycle in zip(some, cycles, strict=True):
                 turn.news = turn.cycle.tokens
 
+    def parts(self) -> tuple[float, float, float]:
+        """How long this step's drafts, pass and verdicts took."""
+        seconds = self.clock.seconds
+        return seconds["drafting"], seconds["pass"], seconds["sampling"]
+
     def keep(self, turns: list[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
         trees = [turn for turn in turns if turn.runs and turn.sequence.draft.parents is not None and turn.cycle.path]

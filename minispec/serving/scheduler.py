@@ -217,7 +217,7 @@ class Scheduler:
 
     def _prefill(self, step: Step, sequence: Sequence) -> None:
         """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
-        count = min(sequence.behind, step.budget, self.max_chunk)
+        count = min(sequence.behind - sequence.opening, step.budget, self.max_chunk)
         if count > 0:
             step.add(sequence, count, prefill=True)
 
