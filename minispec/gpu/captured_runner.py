@@ -237,7 +237,7 @@ class CapturedRunner(Runner):
 
     def verify(self, turns: list[Turn]) -> None:
         """What the device has judged is read from its report."""
-        judged = [turn for turn in turns if self.verdicts is not None and turn in self.judged]
+        judged = set() if self.verdicts is None else self.judged.intersection(turns)
         for turn in judged:
             self.read_verdict(turn, self.verdicts[turn.row])
         for turn in judged:  # none of them has failed
