@@ -56,7 +56,7 @@ class Drafter:
 
     def capture(self) -> None:
         """An engine that captures its passes has drafting captured, too. Called before any sequence."""
-        kind = FOR_MANY.get(type(self))  # not of a base class: what a subclass changes would never be called
+        kind = in_place_of(self, FOR_MANY)
         if self.captured is None and kind is not None and kind.takes(self):
             self.captured = kind(self)
 
@@ -65,6 +65,17 @@ class Drafter:
         are there. It is taken anew when it is needed again."""
         if self.captured is not None:
             self.captured.release()
+
+
+def in_place_of(drafter: Drafter, table: dict[type, type]) -> type | None:
+    """What the table has in this drafter's place, or in that of a base class, unless a subclass has anything of its own
+    but how it is made and shown: it would never be called."""
+    for kind in type(drafter).__mro__:
+        if kind in table:
+            return table[kind]
+        if not all(name.startswith("__") for name in vars(kind)):
+            return None
+    return None
 
 
 def propose(drafter: Drafter, sequences: list[Sequence], k: int, vocab_size: int, depths: list[int]) -> list[Draft]:

@@ -38,8 +38,7 @@ class DSparkHead(PairHead):
 
 class DSpark(DFlash):
     """Draft a chain with DSpark. A draft ends where the chance that all of it is accepted, by the confidence head,
-    falls below `confidence` (0: it never does). Where the target samples, so does it. On a GPU greedy drafts are
-    captured; in a cycle of one launch, whose size is fixed, none ends early."""
+    falls below `confidence` (0: it never does). Where the target samples, so does it."""
 
     head = DSparkHead
 
@@ -71,7 +70,11 @@ class DSpark(DFlash):
 
         chains = sample_chains(score, sequences, states.shape[1], None)
         kept = (torch.stack(sure, 1) >= self.confidence).sum(1).tolist()  # the chances only fall
-        return [shortened(chain, min(both)) for chain, *both in zip(chains, kept, budgets, strict=True)]
+        drafts = [shortened(chain, min(both)) for chain, *both in zip(chains, kept, budgets, strict=True)]
+        for c, chain, draft, budget in zip(sequences, chains, drafts, budgets, strict=True):
+            if chain.probs is not None and not c.sampling.greedy:  # the numbers of what is left out are still fresh
+                c.coins.skip(len(draft.tokens) - budget)
+        return drafts
 
 
 def shortened(chain: Draft, count: int) -> Draft:

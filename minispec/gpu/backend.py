@@ -88,7 +88,8 @@ class Backend:
         if by_host(rows, params) or len(rows) > 1 or k == "auto" or rule == "block":
             return None
         made, draft = on_device(drafter), getattr(drafter, "chain_model", None)
-        if made and (made.samples or params.temperature == 0):
+        greedy = params.temperature == 0 and not getattr(drafter, "sampling", None)
+        if made and (greedy or not made.samples(drafter)):
             return self.lent([self], partial(self._with_heads, rows, drafter, k, params))
         if draft and draft is not self.model and draft.device == self.model.device and draft.transformer.ordinary:
             backends = sorted((self, draft.accelerate()), key=id)  # in one order: no deadlock

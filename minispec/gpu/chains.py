@@ -9,7 +9,7 @@ draft_memory.py; a sequence with more new tokens has an ordinary pass before. Th
     sampling   how each row samples, and its random numbers (verdict.py)
 
 To rewind is to lower a length: the drafter does it (drafters/model.py), or `follow` on the device, where the next cycle
-is launched before the host has synchronised with the last (engine_heads.Cycles).
+is launched before the host has synchronised with the last (drafts.Cycles).
 
 Penalties and constraints depend on the prefix, which the host alone knows. Requests with these, coupled ones that
 sample, draft models with another vocabulary and cascades draft pass by pass, through the same memory.
@@ -24,15 +24,12 @@ from ..drafters.base import FOR_MANY
 from ..drafters.early_exit import EarlyExit
 from ..drafters.model import DraftModel
 from ..drafters.quantized import Quantized
-from ..sampling import precise
 from ..sequence import Sequence
-from ..tree import Draft
 from .draft_memory import PagedMemory
 from .drafts import DraftsForMany, Pending
 from .graph import Arrival, Captured, Event, on_the_device, sheet
 from .passes import rows_of
 from .verdict import RowSamplings, Steps
-from .vocab import pick
 
 NEW = 2  # tokens that a launch processes for each sequence before it drafts
 
@@ -54,44 +51,19 @@ class ChainLaunch:
         at = row * NEW + (new - 1).clamp(min=0)  # what follows the last new token
         u = None if self.steps is None else owner.samplings.uniforms(B, self.nodes)  # [B, nodes]
         for i in range(self.nodes):
-            token = self.choose(buckets.logits[at], buckets.best[at].clamp(min=0), i, u)  # −1: NaN; any draft will do
+            token = buckets.best[at].clamp(min=0)  # −1: NaN; any draft will do
+            if u is not None:
+                token = owner.sample(i, buckets.logits[at], token, u[:, i], self.steps)
             owner.out[:B, 0, i] = torch.where(i < wanted, token, -1)
             if i + 1 < self.nodes:
                 line[:, 0], line[:, 1], at = length + new + i, token, row
                 buckets.work(B, 1, False)
 
-    def choose(self, logits: Tensor, best: Tensor, i: int, u: Tensor | None) -> Tensor:
-        """The i-th draft token [B]: the best one, or sampled from what is kept in q."""
-        if u is None:
-            return best
-        q = self.owner.samplings.probs(logits[:, None], best[:, None], self.steps)[:, 0]  # [B, V]
-        self.owner.q[: self.rows, i] = q
-        return pick(q, u[:, i]).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
-
-
-class PendingChains(Pending):
-    """Drafts that are chains, and the distributions of those that were sampled."""
-
-    def __init__(self, owner: ModelForMany, launch: ChainLaunch, sequences: list[Sequence]):
-        super().__init__(owner, launch, [owner.rows.get(c.id, -1) for c in sequences])
-        self.q, self.coins = owner.q, [c.coins if owner.samples(c) else None for c in sequences]
-
-    def drafts(self, judged: bool = False) -> list[Draft]:
-        if self.made is None:
-            chains, self.made = self.wait()[:, 0, : self.nodes].tolist(), []
-            q = self.q[: self.launch.rows].clone() if any(self.coins) and not judged else None  # soon overwritten
-            for row, coins in zip(self.rows, self.coins, strict=True):
-                tokens = [token for token in chains[row] if token >= 0] if row >= 0 else []
-                self.made.append(Draft(tokens, q[row, : len(tokens)] if coins and tokens and not judged else None))
-                if coins:
-                    coins.skip(len(tokens))
-        return self.made
-
 
 class ModelForMany(DraftsForMany):
     """A draft model's launches. Its memory is the drafter's own, and so is the account of what is processed."""
 
-    branches = False
+    branches, samples = False, True
 
     def __init__(self, drafter: DraftModel):
         self.drafter, self.memory, self.device = drafter, drafter.memory, drafter.draft.device
@@ -114,8 +86,13 @@ class ModelForMany(DraftsForMany):
         self.sheet = self.host_lines = self.lines = self.samplings = self.out = self.arrival = None
 
     def knows(self, sequences: list[Sequence]) -> bool:
-        by_prefix = any(c.needs_processing and c.processors.always for c in sequences)
-        return self.drafter.chain_model is not None and not (by_prefix or any(c.has_noise for c in sequences))
+        """What depends on the prefix, or on noise, is drafted pass by pass."""
+        by_prefix = any(c.has_noise or (c.needs_processing and c.processors.always) for c in sequences)
+        return self.drafter.chain_model is not None and not by_prefix
+
+    @property
+    def vocab_size(self) -> int:
+        return self.drafter.draft.config.vocab_size
 
     @property
     def held(self) -> dict[int, int]:
@@ -129,7 +106,7 @@ class ModelForMany(DraftsForMany):
         if new := {id: tokens for id, tokens in new.items() if tokens}:
             memory.process(new)
 
-    def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> PendingChains:
+    def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> Pending:
         """As DraftsForMany.begin. Past the draft model's own context length there is nothing to draft. Where many
         prompts are new, as many are processed as fit into one captured pass; the other sequences draft later."""
         self.begun += 1
@@ -150,7 +127,7 @@ class ModelForMany(DraftsForMany):
         if early:
             memory.process(early)
             fitting = [c for c in fitting if len(c.tokens) - memory.lengths[c.id] <= NEW]
-        samplings = [drafter.sampling or c.sampling for c in fitting]
+        samplings = [self.sampling_of(c) for c in fitting]
         steps = Steps.of(samplings)
         lines = []
         for c in fitting:
@@ -171,22 +148,17 @@ class ModelForMany(DraftsForMany):
         launch.captured()
         for c in fitting:
             memory.lengths[c.id] = len(c.tokens) + launch.nodes - 1
-        # A cycle that is launched ahead counts the random numbers of those whose target samples, too.
-        alike = all(self.samples(c) <= (not c.sampling.greedy) for c in fitting)
-        self.goes_on = alike and len(fitting) == len(sequences)
-        return PendingChains(self, launch, sequences)
+        self.goes_on = self.countable(fitting) and len(fitting) == len(sequences)
+        return Pending(self, launch, sequences)
 
-    def samples(self, sequence: Sequence) -> bool:
-        return not (self.drafter.sampling or sequence.sampling).greedy
-
-    def adopt(self, sequences: list[Sequence], launch: ChainLaunch) -> PendingChains:
+    def adopt(self, sequences: list[Sequence], launch: ChainLaunch) -> Pending:
         self.drafter.open(sequences)
         for c in sequences:
             self.memory.lengths[c.id] = len(c.tokens) + launch.nodes - 1
         self.memory.make_room({c.id: len(c.tokens) + self.reach for c in sequences}, grow=False)
         self.rows = {c.id: self.rows[c.id] for c in sequences}  # the blocks of others may be somebody else's soon
         self._send_tables(launch)
-        return PendingChains(self, launch, sequences)
+        return Pending(self, launch, sequences)
 
     def fits(self, rows: int) -> bool:
         limit, held = self.drafter.draft.config.max_length, self.drafter.committed
@@ -227,9 +199,7 @@ class ModelForMany(DraftsForMany):
 
     @on_the_device
     def _prepare(self, B: int, nodes: int, steps: Steps | None) -> ChainLaunch:
-        if steps is not None and self.q is None:
-            shape, dtype = (self.count, self.k, self.buckets.config.vocab_size), precise(self.buckets.logits)
-            self.q = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.keep_q(steps, self.buckets.logits)
         if (B, nodes, steps) not in self.launches:
             self.launches[B, nodes, steps] = ChainLaunch(self, B, nodes, steps)
         return self.launches[B, nodes, steps]

@@ -1,4 +1,4 @@
-"""Medusa, EAGLE and DFlash in an engine: one launch drafts for all requests.
+"""Medusa, EAGLE, MTP and DFlash in an engine: one launch drafts for all requests.
 
 The arithmetic is that of heads.py. But requests come, go and are preempted between two drafts, so the host says before
 each launch what is new, on one sheet of numbers, as for the target's passes (passes.py):
@@ -48,15 +48,17 @@ from ..drafters.dflash2 import DFlash2
 from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
-from ..sampling import GOLDEN
-from ..sequence import Sequence
+from ..drafters.mtp import MTP
+from ..sampling import GOLDEN, Sampling, precise
+from ..sequence import GREEDY, Sequence
 from ..serving.runner import Results
 from ..tree import Draft
 from . import trees
 from .graph import Arrival, Captured, Captures, Event, on_the_device, sheet
 from .heads import DeviceDrafter, on_device
 from .passes import Buckets, double, rows_of
-from .verdict import Drafts, Steps, judge
+from .verdict import Drafts, RowSamplings, Steps, judge
+from .vocab import pick
 from .weights import has_kernels
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
@@ -100,13 +102,11 @@ class SomeRows:
 
 
 class Launch:
-    """The captured drafts of B rows, with up to `nodes` nodes each."""
+    """The captured drafts of B rows, with up to `nodes` nodes each, sampled in these ways (None: they are not)."""
 
-    steps = None  # nothing is sampled
-
-    def __init__(self, drafts: DeviceDrafter, owner: DraftsForMany):
+    def __init__(self, drafts: DeviceDrafter, owner: DraftsForMany, steps: Steps | None):
         self.drafts, self.owner, B = drafts, owner, drafts.cache.batch
-        self.rows, self.nodes = B, drafts.nodes
+        self.rows, self.nodes, self.steps = B, drafts.nodes, steps
         self.captured = Captured(self.work, [owner.sheet, *drafts.state()])
 
     def work(self) -> None:
@@ -118,39 +118,56 @@ class Launch:
         drafts.cache.lengths.copy_(lengths)
         hidden = dict(zip(self.owner.drafter.hidden_layers, self.owner.states[:, where], strict=True))  # [B, T, d] each
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
+        if self.steps is not None:
+            u = self.owner.samplings.uniforms(self.rows, self.nodes)
+            drafts.pick = partial(self.pick, u, drafts.head.head_ids)
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]
         self.owner.out[: self.rows, 0, : self.nodes] = F.pad(tokens, (0, self.nodes - n), value=-1)
         self.owner.out[: self.rows, 1, :n] = parents
 
+    def pick(self, u: Tensor, ids: Tensor, i: int, logits: Tensor) -> Tensor:
+        """The i-th token [B] of sampled chains, by logits [B, v] of the tokens ids [v]."""
+        everywhere = logits.new_full((len(logits), self.owner.vocab_size), -torch.inf).index_copy_(1, ids, logits)
+        return self.owner.sample(i, everywhere, ids[logits.argmax(-1)], u[:, i], self.steps)
+
 
 class Pending:
     """Drafts that are on the device, or soon will be, until the next ones are begun."""
 
-    def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
+    def __init__(self, owner: DraftsForMany, launch: Launch, sequences: list[Sequence]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
-        self.launch, self.rows = launch, rows  # of the memory, one for each sequence
+        self.launch, self.rows = launch, [owner.rows.get(c.id, -1) for c in sequences]  # of the memory; −1: no draft
         self.wait, self.made, self.branches = owner.arrival.begin(owner.out[: launch.rows]), None, owner.branches
+        sampled = [launch.steps is not None and not owner.sampling_of(c).greedy for c in sequences]
+        self.q, self.coins = owner.q, [c.coins if own else None for c, own in zip(sequences, sampled, strict=True)]
 
     def drafts(self, judged: bool = False) -> list[Draft]:
         """One for each sequence: wait for them. What was judged on the device is needed by nobody else."""
         if self.made is None:
             numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
-            for tokens, parents in map(numbers.__getitem__, self.rows):
-                end = tokens.index(-1) if tokens[-1] < 0 else self.nodes  # no more
-                self.made.append(Draft(tokens[:end], None, parents[:end] if end and self.branches else None))
+            # The next launch overwrites q.
+            q = self.q[: self.launch.rows].clone() if any(self.coins) and not judged else None
+            for row, coins in zip(self.rows, self.coins, strict=True):
+                tokens, parents = numbers[row]
+                end = 0 if row < 0 else tokens.index(-1) if tokens[-1] < 0 else self.nodes  # no more
+                own = q[row, :end] if coins and end and not judged else None
+                self.made.append(Draft(tokens[:end], own, parents[:end] if end and self.branches else None))
+                if coins:
+                    coins.skip(end)
         return self.made
 
 
 class DraftsForMany:
     """The memory of a drafter for all its sequences, and its launches. One subclass for each kind of drafter."""
 
-    branches = True  # drafts may be trees, whose accepted paths have to move together
+    branches: bool  # whether drafts may be trees, whose accepted paths have to move together
+    samples: bool  # whether they are sampled where requests sample: chains, from q [rows, k, V], by `samplings`
     reads = True  # it keeps something of every position
-    samplings = q = None  # of drafts that are sampled (chains.py)
 
     def __init__(self, drafter: Drafter):
-        self.drafter, self.device = drafter, drafter.target.device
+        self.drafter, self.device, self.branches = drafter, drafter.target.device, drafter.tree
+        self.samples = on_device(drafter).samples(drafter)
         self.rows: dict[int, int] = {}  # the row of each living sequence
         self.held: dict[int, range] = {}  # and its positions that are in memory there
         self.least = ROWS  # rows that memory begins with
@@ -161,6 +178,10 @@ class DraftsForMany:
     def takes(cls, drafter: Drafter) -> bool:
         """Whether it drafts what this drafter would."""
         return drafter.target.transformer.ordinary and on_device(drafter) is not None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.drafter.target.config.vocab_size
 
     def reserve(self, rows: int, tokens: int) -> None:
         """There will be so many sequences, of so many tokens in all."""
@@ -173,7 +194,9 @@ class DraftsForMany:
         self.free: list[int] = []  # the lowest is taken first, so that few rows are in use
         self.k = self.count = self.capacity = 0
         self.memory: KVCache | None = None
-        self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
+        self.launches: dict[tuple, Launch] = {}  # by B, nodes and steps
+        self.samplings: RowSamplings | None = None
+        self.q: Tensor | None = None
         self.sheet = self.lines = self.numbers = self.states = self.out = self.arrival = None
         self.early_states = self.early_sheet = self.early_lines = self.early_numbers = self.early = None
 
@@ -186,14 +209,38 @@ class DraftsForMany:
         return True
 
     def knows(self, sequences: list[Sequence]) -> bool:
-        """Whether it can draft for all of them as the drafter would."""
+        """Whether it can draft for all of them."""
         return True
+
+    def sampling_of(self, sequence: Sequence) -> Sampling:
+        """How its draft is sampled: under rule="coupled" the best tokens are the likeliest to be chosen."""
+        if not self.samples or sequence.has_noise:
+            return GREEDY
+        return getattr(self.drafter, "sampling", None) or sequence.sampling
+
+    def countable(self, sequences: list[Sequence]) -> bool:
+        """Whether a cycle that is launched ahead can count the random numbers: where only the draft takes any, it does
+        not."""
+        return all(self.sampling_of(c).greedy or not c.sampling.greedy for c in sequences)
+
+    def keep_q(self, steps: Steps | None, like: Tensor) -> None:
+        """Memory for the distributions of drafts, once any are sampled."""
+        if steps is not None and self.q is None:
+            shape = self.count, self.k, self.vocab_size
+            self.q = torch.zeros(shape, dtype=precise(like), device=self.device)
+
+    def sample(self, i: int, logits: Tensor, best: Tensor, u: Tensor, steps: Steps) -> Tensor:
+        """On the device: the i-th token of each chain, sampled from logits [B, V] by the numbers u [B]; what it is
+        sampled from is kept in q. `best` [B] are the best tokens."""
+        q = self.samplings.probs(logits[:, None], best[:, None], steps)[:, 0]  # [B, V]
+        self.q[: len(q), i] = q
+        return pick(q, u).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
 
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
         for c in sequences:
             self.hold(c, self.held[c.id].start)
-        return Pending(self, launch, [self.rows[c.id] for c in sequences])
+        return Pending(self, launch, sequences)
 
     def begin(self, sequences: list[Sequence], k: int, depths: list[int]) -> Pending:
         """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
@@ -203,7 +250,8 @@ class DraftsForMany:
         held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(sequences, counts, strict=True)]
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in sequences]
         self._make_room(sequences, k, max(map(len, held)) + (max(counts) if self.reads else 1))
-        launch = self._launch(max(budgets))
+        steps = Steps.of([self.sampling_of(c) for c in sequences])
+        launch = self._launch(max(budgets), steps)
         T, lines, parts, first = self.T, {}, [], 0
         most = T if self.reads else 1
         early = {c.id: max(0, count - most) for c, count in zip(sequences, counts, strict=True)}
@@ -225,11 +273,17 @@ class DraftsForMany:
         self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
         self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
+        if steps is not None:
+            asked = {self.rows[c.id]: c for c in sequences}
+            rows = [asked.get(row) for row in range(launch.rows)]
+            samplings = [self.sampling_of(c) if c else GREEDY for c in rows]
+            self.samplings.write(samplings, [c and c.coins for c in rows])
         self.sent.record()
+        self.goes_on = self.countable(sequences)
         launch.captured()
         for c, before in zip(sequences, held, strict=True):
             self.hold(c, before.start)
-        return Pending(self, launch, [self.rows[c.id] for c in sequences])
+        return Pending(self, launch, sequences)
 
     def hold(self, sequence: Sequence, start: int) -> None:
         """All positions of a sequence are in memory from this one on, but for the last token's."""
@@ -295,7 +349,7 @@ class DraftsForMany:
     def fits(self, rows: int) -> bool:
         """Whether memory has room for two more cycles of everybody, this one and the next."""
         longest = max(map(len, self.held.values()), default=0)
-        return self.count >= rows and longest + 2 * (self.k + 1) <= self.capacity
+        return self.goes_on and self.count >= rows and longest + 2 * (self.k + 1) <= self.capacity
 
     def follow(self, lines: Tensor, asked: Tensor, run: Tensor, where: Tensor, nodes: int) -> None:
         """On the device: the lines [rows, …] of the draft after this one, if `run` [rows, k + 1] are the tokens of the
@@ -330,6 +384,7 @@ class DraftsForMany:
         self.k, self.count, self.capacity = k, count, capacity
         self.T = k + 1  # new positions that a launch processes for each sequence
         self.launches.clear()  # they would keep the old memory alive
+        self.samplings, self.q = RowSamplings(count, self.vocab_size, self.device), None
         self.sheet, self.lines, self.numbers = sheet(count, 5 + 2 * self.T, device=self.device)
         layers, d = self.drafter.hidden_layers, target.config.hidden_size
         new = dict(dtype=target.dtype, device=self.device)
@@ -352,11 +407,11 @@ class DraftsForMany:
         sizes = dict(batch=B, capacity=self.capacity, device=self.device, dtype=target.dtype, config=target.config)
         return SimpleNamespace(**sizes, embedding=target.transformer.embed_tokens.weight)
 
-    def _launch(self, nodes: int) -> Launch:
+    def _launch(self, nodes: int, steps: Steps | None) -> Launch:
         """The capture for the rows in use and drafts of up to so many nodes."""
         B = min(self.count, fours(1 + max(self.rows.values())))  # more rows hardly take longer
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
-        return self.launches.get((B, nodes)) or self._prepare(B, nodes)
+        return self.launches.get((B, nodes, steps)) or self._prepare(B, nodes, steps)
 
     def prepare(self) -> None:
         """Capture the drafts of all numbers of rows and of nodes that this memory can hold."""
@@ -369,16 +424,18 @@ class DraftsForMany:
             self.early.of(R, N).prepare()
         for B in {min(self.count, fours(rows)) for rows in range(1, self.count + 1)}:
             for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
-                self._prepare(B, nodes).captured.prepare()
+                for steps in {steps for *_, steps in self.launches}:
+                    self._prepare(B, nodes, steps).captured.prepare()
 
     @on_the_device
-    def _prepare(self, B: int, nodes: int) -> Launch:
-        if (B, nodes) not in self.launches:
+    def _prepare(self, B: int, nodes: int, steps: Steps | None) -> Launch:
+        self.keep_q(steps, self.drafter.target.transformer.norm.weight)
+        if (B, nodes, steps) not in self.launches:
             drafts = on_device(self.drafter)(self.drafter, self._sizes(B), self.k, rows_from(self.memory, 0, B))
             # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
             drafts.nodes = min(drafts.nodes, nodes)
-            self.launches[B, nodes] = Launch(drafts, self)
-        return self.launches[B, nodes]
+            self.launches[B, nodes, steps] = Launch(drafts, self, steps)
+        return self.launches[B, nodes, steps]
 
 
 class EagleForMany(DraftsForMany):
@@ -391,13 +448,6 @@ class EagleForMany(DraftsForMany):
 
 
 class DFlashForMany(DraftsForMany):
-    @property
-    def branches(self) -> bool:
-        return self.drafter.tree
-
-    def knows(self, sequences: list[Sequence]) -> bool:
-        return self.branches or all(c.sampling.greedy for c in sequences)  # DSpark samples its chain elsewhere
-
     def resume(self, row: int, start: int) -> range:
         held = self.held.get(row, range(start, start))
         return range(held.start, start) if held.start <= start <= held.stop else range(start, start)
@@ -412,10 +462,6 @@ class MedusaForMany(DraftsForMany):
     """Medusa's heads look at the newest hidden state alone: there is nothing to be kept."""
 
     reads = False
-
-    @property
-    def branches(self) -> bool:
-        return self.drafter.tree
 
     def ready(self, sequence: Sequence) -> bool:
         return self.drafter.ready(sequence)
@@ -575,5 +621,5 @@ class Cycles:
         return verdicts.path, verdicts.run, verdicts.new, verdicts.run.gather(1, verdicts.new[:, None] - 1)[:, 0]
 
 
-FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany})
+FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany})
 FOR_MANY.update({DFlash: DFlashForMany, DFlash2: DFlashForMany, DSpark: DFlashForMany})

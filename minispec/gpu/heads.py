@@ -4,7 +4,7 @@ The weights and the arithmetic are those of the drafters. What differs is memory
 has a mask, and that what was verified is handed on inside the device (`DeviceDrafter.settle`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import KVCache
-from ..drafters.base import Drafter
+from ..drafters.base import Drafter, in_place_of
 from ..drafters.dflash import DFlash
-from ..drafters.dflash2 import PairHead
+from ..drafters.dflash2 import DFlash2, PairHead
 from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle, EagleHead
-from ..drafters.growth import grow_tensors, numbers
+from ..drafters.growth import Expand, grow_tensors, numbers
 from ..drafters.medusa import Medusa
+from ..drafters.mtp import MTP, MTPHead
 from ..model import Config
 from . import trees
 from .gemm import BY_KERNEL, BY_TORCH, HalfNormed, divided, fits, half_norm, skinny, wide
@@ -40,10 +41,10 @@ from .weights import (
 class DeviceDrafter:
     """The protocol. `ON_DEVICE` says which of them drafts in which drafter's place."""
 
-    samples: bool = True  # whether its drafts are right for requests that sample, too
     nodes: int  # of every draft
     budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
     depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
+    pick: Callable | None = None  # (i, logits [B, v]) → the i-th token [B] of sampled chains (None: the best)
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
@@ -51,8 +52,13 @@ class DeviceDrafter:
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
-        """Whether it drafts what this drafter would: a tree of likeliest tokens, judged without loss."""
-        return bool(drafter.lossless and drafter.tree)
+        """Whether it drafts what this drafter would, to be judged without loss."""
+        return drafter.lossless
+
+    @classmethod
+    def samples(cls, drafter: Drafter) -> bool:
+        """Whether drafts are sampled where requests sample. They are chains then."""
+        return False
 
     def state(self) -> list[Tensor]:
         """What a cycle changes, apart from memory past the lengths."""
@@ -112,10 +118,6 @@ class LeanLayers:
 class MedusaOnDevice(DeviceDrafter):
     """The static tree or chain of the heads' best tokens, after the newest hidden state."""
 
-    @classmethod
-    def takes(cls, drafter: Medusa) -> bool:
-        return drafter.lossless
-
     def __init__(self, drafter: Medusa, target: FastTransformer, k: int, cache: KVCache | None = None):
         super().__init__(drafter, target, k)
         (self.layer,) = self.hidden_layers
@@ -159,20 +161,18 @@ class MedusaOnDevice(DeviceDrafter):
 
 
 class EagleOnDevice(DeviceDrafter):
-    """EAGLE's dynamic tree. Entry t of the cache belongs to (g_t, x_{t+1}); those that were verified since the last
-    draft wait in `unread`."""
+    """EAGLE's dynamic tree, or its chain. Entry t of the cache belongs to (g_t, x_{t+1}); those that were verified
+    since the last draft wait in `unread`."""
 
     def __init__(self, drafter: Eagle, target: FastTransformer, k: int, cache: KVCache | None = None):
         super().__init__(drafter, target, k)
-        self.head, self.k, self.width, self.nodes = drafter.head, k, drafter.width, drafter.max_tree_nodes(k)
+        self.head, self.k, self.nodes = drafter.head, k, drafter.max_tree_nodes(k)
+        self.width = drafter.width if drafter.tree else 1
         head, B, d = self.head, target.batch, target.config.hidden_size
         new = dict(dtype=head.dtype, device=target.device)
         self.cache = self.new_cache(drafter, target, k) if cache is None else cache
-        first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
-        gains = [*(each.input_layernorm.weight for each in more), head.norm.weight]
-        self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
+        self.layers = LeanLayers(*self.parts(head), self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
-        self.gains = head.embed_norm.weight, head.feature_norm.weight
         self.enter = trees.enter if self.kernels else trees.enter_torch
         self.stream = trees.stream if self.kernels else trees.stream_torch
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
@@ -184,9 +184,15 @@ class EagleOnDevice(DeviceDrafter):
         return cache_of(drafter.head, target, k * drafter.width)
 
     @classmethod
-    def takes(cls, drafter: Eagle) -> bool:
-        """MTP has another layer: it drafts without a capture."""
-        return super().takes(drafter) and isinstance(drafter.head, EagleHead)
+    def samples(cls, drafter: Eagle) -> bool:
+        return not drafter.tree
+
+    def parts(self, head: EagleHead) -> tuple[list[Weights], list[Tensor]]:
+        """The weights of the layers, and the gains of the norms after them."""
+        self.gains = head.embed_norm.weight, head.feature_norm.weight  # of the norms of token and feature
+        first, more = weights(None, head.self_attn, head.mlp_norm, head.mlp), list(head.more)
+        gains = [*(each.input_layernorm.weight for each in more), head.norm.weight]
+        return [first, *map(weights_of, more)], gains
 
     def state(self) -> list[Tensor]:
         return [self.unread, self.streams, self.fresh, self.cache.lengths]
@@ -228,17 +234,22 @@ class EagleOnDevice(DeviceDrafter):
         f, half = self.layers(both, x, positions, slots, self.cache.lengths, sees)
         return head.norm(f) if head.form.norm_output else f, half
 
+    def features(self) -> Tensor:
+        """Of what is unread [B, k + 1, d]."""
+        return self.layers.product(self.streams, self.head.fc.weight)
+
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths, places, product = self.cache.lengths, self.layers.places, self.layers.product
+        verified = lengths[:, None] + places[: self.k + 1]
+        f, half = self.read(self.unread, self.features(), None, verified, verified)
+        self.cache.advance(self.fresh)
+        if self.pick is not None:
+            return self.chain(f, half)
         width = min(self.width, self.nodes)  # no more children of one node can be kept
         trees = Growing(self.head.head_ids, width, self.nodes, self.kernels is not None)
-        verified = lengths[:, None] + places[: self.k + 1]
-        g = product(self.streams, self.head.fc.weight)  # [B, k + 1, d]
-        f, half = self.read(self.unread, g, None, verified, verified)
-        self.cache.advance(self.fresh)
         tokens, parents, sees = trees.add(product(half, self.head.head), self.fresh)
         # Draft entries come after what is verified. Nobody counts them, so the next cycle overwrites them.
-        entries = range((self.k - 1) * width)
+        entries = range((min(self.k, self.nodes) - 1) * width)
         after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, len(entries))
         slots, positions = lengths[:, None] + after  # [B, E] each
         for first in range(0, len(entries), width):
@@ -247,14 +258,54 @@ class EagleOnDevice(DeviceDrafter):
             tokens, parents, sees = trees.add(product(half, self.head.head))
         return trees.prune(self.budgets, self.depths)
 
+    def chain(self, f: Tensor, half: Tensor | HalfNormed) -> tuple[Tensor, Tensor]:
+        """Sampled tokens, one after the other; f [B, k + 1, d] are the features of what was verified."""
+        row = (self.fresh - 1).clamp(min=0)[:, None]  # [B, 1]: what is drafted after
+        logits, tokens = at_places(self.layers.product(half, self.head.head), row), []
+        for i in range(self.nodes):
+            tokens.append(self.pick(i, logits[:, 0]))
+            if i + 1 < self.nodes:
+                slots = self.cache.lengths[:, None] + i
+                f, half = self.read(tokens[i][:, None], f, None if i else row, slots, slots)
+                logits = self.layers.product(half, self.head.head)
+        return chain_of(torch.stack(tokens, 1), torch.minimum(self.budgets, self.depths))
+
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.keep(hidden, verified)
         self.unread.copy_(run)
         self.fresh.copy_(kept)
 
 
+class MTPOnDevice(EagleOnDevice):
+    """EAGLE's bookkeeping over a module that is one ordinary layer."""
+
+    def parts(self, head: MTPHead) -> tuple[list[Weights], list[Tensor]]:
+        self.gains = head.enorm.weight, head.hnorm.weight
+        return [weights_of(head.layer)], [head.norm.weight]
+
+    def keep(self, hidden: dict[int, Tensor], places: Tensor) -> None:
+        states = [at_places(hidden[n], places) for n in self.hidden_layers]
+        self.streams[:, : places.shape[1]] = self.head.fuse(states)
+
+    def features(self) -> Tensor:
+        return self.streams
+
+    def read(self, tokens, features, parents, positions, slots, sees=None) -> tuple[Tensor, HalfNormed]:
+        both, _ = self.enter(tokens, self.embedding, features, parents, self.gains, self.head.config.norm_eps)
+        x = self.layers.product(both, self.head.eh_proj.weight)
+        half = half_norm(x, self.layers.weights[0].attention_norm)
+        return self.layers(half, x, positions, slots, self.cache.lengths, sees)
+
+
+def chain_of(tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The first counts [B] of tokens [B, n], then −1; and their parents."""
+    node = torch.arange(tokens.shape[1], device=tokens.device)
+    return tokens.masked_fill(node >= counts[:, None], -1), (node - 1).expand_as(tokens)
+
+
 class DFlashOnDevice(DeviceDrafter):
-    """DFlash's block, and the likeliest prefixes of it. The context of what was verified is added at once."""
+    """DFlash's block, and the likeliest prefixes of it, or one chain. The context of what was verified is added at
+    once."""
 
     @classmethod
     def takes(cls, drafter: DFlash) -> bool:
@@ -265,11 +316,11 @@ class DFlashOnDevice(DeviceDrafter):
         super().__init__(drafter, target, k)
         self.drafter, self.head, self.depth = drafter, drafter.heads, min(k, drafter.block - drafter.heads.first)
         self.embedding, self.block = target.embedding, drafter.block
-        grown, level = 0, 1
+        self.most, grown, level = drafter.max_tree_nodes(k), 0, 1  # nodes
         for _ in range(self.depth):
-            level = min(drafter.nodes, level * drafter.candidates)
+            level = min(self.most, level * drafter.candidates)
             grown += level
-        self.nodes = min(drafter.nodes, grown)
+        self.nodes = min(self.most, grown)
         self.cache = self.new_cache(drafter, target, k) if cache is None else cache
         layers = list(self.head.layers)
         gains = [*(each.input_layernorm.weight for each in layers[1:]), self.head.norm.weight]
@@ -323,27 +374,38 @@ class DFlashOnDevice(DeviceDrafter):
         """Tokens and parents [B, n], of logits [B, depths, v] and states [B, depths, d], and the tokens [B] before."""
         fillings = self.drafter.fillings(logits, states, last, likeliest_tokens)
         steps = dict(grow_level=self.kernels.level, prune=self.kernels.pruned) if self.kernels else {}
-        sizes = self.depth, self.drafter.nodes, self.nodes
-        return grow_tensors(fillings, *sizes, self.budgets, self.depths, **steps)
+        sizes = (self.depth, self.most, self.nodes) if self.drafter.tree else (self.depth, 1, self.nodes)
+        expand = fillings if self.drafter.tree else best_of_each(fillings)
+        return grow_tensors(expand, *sizes, self.budgets, self.depths, **steps)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
 
 
-class DSparkOnDevice(DFlashOnDevice):
-    """DSpark's chain: the likeliest token of each blank after the one before it."""
+def best_of_each(expand: Expand) -> Expand:
+    """Of each node's children the likeliest alone: a chain."""
 
-    samples = False
+    def best(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
+        below, log_q = expand(depth, tokens, parents)  # [B, 1, m] each
+        place = log_q.argmax(-1, keepdim=True)
+        return below.gather(-1, place), log_q.gather(-1, place)
+
+    return best
+
+
+class DSparkOnDevice(DFlashOnDevice):
+    """DSpark's chain: the likeliest token of each blank after the one before it, or a sampled one."""
 
     @classmethod
-    def takes(cls, drafter: DSpark) -> bool:
-        return drafter.lossless and not drafter.heads.taps
+    def samples(cls, drafter: DSpark) -> bool:
+        return True
 
     def filled(self, logits: Tensor, states: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         token, sure, tokens = last, 1.0, []
         for j in range(self.nodes):
             biased, c = self.drafter.step(logits[:, j], states[:, j], token)
-            token, sure = self.head.head_ids[biased.argmax(-1)], sure * c  # [B] each
+            token = self.pick(j, biased) if self.pick else self.head.head_ids[biased.argmax(-1)]  # [B]
+            sure = sure * c  # known before the token is: a draft that ends here is no less likely for it
             tokens.append(token)
             if self.budgets is not None:
                 ends = (sure < self.drafter.confidence) | (torch.minimum(self.budgets, self.depths) <= j)
@@ -351,10 +413,11 @@ class DSparkOnDevice(DFlashOnDevice):
         return torch.stack(tokens, 1), (self.places[: self.nodes] - 1).repeat(len(last), 1)
 
 
-ON_DEVICE = {Medusa: MedusaOnDevice, Eagle: EagleOnDevice, DFlash: DFlashOnDevice, DSpark: DSparkOnDevice}
+ON_DEVICE = {Medusa: MedusaOnDevice, Eagle: EagleOnDevice, MTP: MTPOnDevice}
+ON_DEVICE |= {DFlash: DFlashOnDevice, DFlash2: DFlashOnDevice, DSpark: DSparkOnDevice}
 
 
 def on_device(drafter: Drafter) -> type[DeviceDrafter] | None:
     """What drafts in this drafter's place inside a captured cycle; None: nothing does."""
-    made = next((ON_DEVICE[kind] for kind in type(drafter).__mro__ if kind in ON_DEVICE), None)
+    made = in_place_of(drafter, ON_DEVICE)
     return made if made is not None and made.takes(drafter) else None

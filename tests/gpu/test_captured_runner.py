@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from all_drafters import random_dflash, random_eagle, random_medusa
+from all_drafters import random_dflash, random_eagle, random_medusa, random_mtp, random_pairs
 from reference import capturable
 from tiny_models import random_model
 
@@ -29,6 +29,10 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
     "model": lambda target: D.EarlyExit(target, 2),
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=7),
+    "eagle, chain": lambda target: D.Eagle(target, random_eagle(target), tree=False),
+    "dspark": lambda target: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.3),
+    "dflash2, chain": lambda target: D.DFlash2(target, random_pairs(target), tree=False),
+    "mtp": lambda target: D.MTP(target, random_mtp(target)),
 }
 SAMPLED = dict(temperature=0.9), dict(temperature=1.2, top_p=0.9), dict(temperature=0.7, top_k=5, min_p=0.02)
 WAYS = dict(greedy=({},), sampled=SAMPLED, mixed=(SAMPLED[0], {}, SAMPLED[2]))  # how requests sample, in turn
@@ -159,8 +163,14 @@ def budgeted(kind: str, ahead: bool, **options) -> Served:
 SCENES = dict(steady=steady, crowd=crowd, preempted=preempted, aborted=aborted, budgeted=budgeted)
 QUICK = {
     "greedy": {"eagle": ("crowd", "preempted", "aborted", "budgeted"), "model": ("crowd", "preempted")},
-    "sampled": {"eagle": ("crowd",), "model": ("crowd", "preempted"), "medusa": ("budgeted",)},
-    "mixed": {"eagle": ("aborted",), "model": ("budgeted",), "dflash": ("steady",), "medusa": ("crowd",)},
+    "sampled": {
+        "eagle": ("crowd",),
+        "model": ("crowd", "preempted"),
+        "medusa": ("budgeted",),
+        "eagle, chain": ("crowd",),
+    },
+    "mixed": {"eagle": ("aborted",), "model": ("budgeted",), "dflash": ("steady",), "medusa": ("crowd",)}
+    | {"mtp": ("preempted",), "dspark": ("steady",)},
 }
 
 

@@ -4,6 +4,7 @@ eagerly."""
 from dataclasses import replace
 
 import pytest
+from all_drafters import random_eagle, random_mtp, random_pairs
 from reference import endless, pair
 from serving import asks, beginning_with, nothing_is_left, serve
 from tiny_models import random_model
@@ -12,6 +13,7 @@ import minispec as ms
 from minispec.gpu.captured_runner import CapturedRunner
 from minispec.gpu.chains import ChainLaunch, ModelForMany
 from minispec.gpu.draft_memory import PagedMemory
+from minispec.tree import cut
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +53,8 @@ def both(target: ms.Model, make, some: list[tuple], **options) -> tuple[ms.Engin
         for q, other in zip(mine[3], theirs[3], strict=True):
             assert (q is None) == (other is None) and (q is None or q == pytest.approx(other, abs=1e-9))
     drafter = engines[0].drafter
-    nothing_is_left(drafter)
+    if isinstance(drafter, D.Model):
+        nothing_is_left(drafter)
     assert not drafter.captured.rows and engines[0].metrics()["totals"]["accepted"] > 0
     return engines[0], drafter
 
@@ -78,6 +81,49 @@ def test_the_same_cycles_seed_for_seed(some, rule, by_the_host):
 def test_models_made_of_the_target(kind):
     target = pair()[0]
     both(target, lambda: kind(target), sampled())
+
+
+HEADS = {
+    "eagle": lambda target: D.Eagle(target, random_eagle(target), tree=False),
+    "mtp": lambda target: D.MTP(target, random_mtp(target)),
+    "dspark": lambda target: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.3),
+    "eagle, warmer": lambda target: D.Eagle(target, random_eagle(target), tree=False, sampling=ms.Sampling(1.5, 9)),
+}
+
+
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", HEADS)
+def test_sampled_chains_of_heads(name, rule):
+    target = pair()[0]
+    engine, drafter = both(target, lambda: HEADS[name](target), sampled(), rule=rule)
+    assert engine.runner.launched > 3 and any(steps for *_, steps in drafter.captured.launches)
+
+
+def test_subclasses_that_draft_in_their_own_way_are_asked():
+    """And those that do not are captured as what they are derived from."""
+
+    class Named(D.Eagle):
+        def __repr__(self):
+            return "Named"
+
+    class Careful(D.Eagle):
+        asked = 0
+
+        def draft(self, sequences, k):
+            Careful.asked += 1
+            return [cut(draft, 1) for draft in super().draft(sequences, k)]
+
+    target = pair()[0]
+    for kind in (Named, Careful):
+        drafter = kind(target, random_eagle(target), width=3, nodes=8)
+        found, _ = serve(target, drafter, True, greedy())
+        assert found == serve(target, None, False, greedy())[0]
+        assert bool(drafter.captured) == (kind is Named) == (not Careful.asked)
+        model = ms.Model("twin", target.transformer, None, target.end_tokens)
+        model.accelerate()
+        out = ms.speculate(model, [3, 1, 4, 1, 5], kind(model, random_eagle(model), width=3, nodes=8), 3, 20)
+        depths = {len(cycle.path) for cycle in out.trace.cycles} | {len(set(c.parents or [])) for c in out.trace.cycles}
+        assert out.tokens == ms.generate(target, [3, 1, 4, 1, 5], 20).tokens and (max(depths) > 1) == (kind is Named)
 
 
 def test_a_sampling_of_its_own():

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 import torch.nn.functional as F
-from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
+from all_drafters import random_dflash, random_eagle, random_medusa, random_mtp, random_pairs
 from reference import PROMPTS, pair, slow
 from tiny_models import random_model
 
@@ -53,6 +53,9 @@ def heads_on_the_device(device="cpu") -> dict[str, tuple[ms.Model, D.Drafter]]:
     random = {
         "medusa": D.Medusa(target, random_medusa(target), nodes=9),
         "medusa, chain": D.Medusa(target, random_medusa(target), tree="chain"),
+        "eagle, chain": D.Eagle(target, random_eagle(target), tree=False),
+        "mtp": D.MTP(target, random_mtp(target)),
+        "dflash, chain": D.DFlash(target, random_dflash(target), tree=False),
         "eagle": eagle(random_eagle(target)),
         "eagle, wide": eagle(random_eagle(target, noise=0.1), 5, 3),
         "eagle, published": eagle(random_eagle(target, form=PUBLISHED)),
@@ -86,7 +89,7 @@ def of_its_own_shape(target: ms.Model) -> D.EagleHead:
 def hosted(device="cpu") -> dict[str, Callable[[], D.Drafter]]:
     """How to make drafters that work on the host: chains, trees and scratch tokens."""
     target, draft = models(device)
-    medusa, eagle, dflash = random_medusa(target), random_eagle(target), random_dflash(target)
+    medusa = random_medusa(target)
     return {
         "n-gram": D.NGram,
         "suffix": D.Suffix,
@@ -94,8 +97,6 @@ def hosted(device="cpu") -> dict[str, Callable[[], D.Drafter]]:
         "cascade": lambda: D.Cascade(D.NGram(), draft),
         "typical": lambda: D.Medusa(target, medusa, nodes=6, lossless=False),
         "ahead": lambda: D.Ahead(D.Model(draft), 5),
-        "eagle, chain": lambda: D.Eagle(target, eagle, tree=False),
-        "dflash, chain": lambda: D.DFlash(target, dflash, tree=False),
     }
 
 
@@ -144,7 +145,7 @@ CASES = [(3, way) for way in WAYS] + [(k, way) for k in (1, 5) for way in WAYS[:
 QUICK = {name: CASES[1:2] for name in ("Medusa", "Eagle", "DFlash")}
 QUICK |= {name: [CASES[i] for i in (0, 1, 3, 7)] for name in ("medusa", "eagle", "dflash")}
 HEADS = [*QUICK, "medusa, chain", "eagle, wide", "eagle, published", "eagle 3.1", "eagle, of its own shape"]
-HEADS += ["dflash2", "dspark", "dflash, published", "dflash, short block"]
+HEADS += ["dflash2", "dspark", "dflash, published", "dflash, short block", "eagle, chain", "mtp", "dflash, chain"]
 
 
 def short(value) -> str:
@@ -155,17 +156,20 @@ def short(value) -> str:
 @pytest.mark.parametrize(
     "name, cases", [*QUICK.items(), *(pytest.param(name, CASES, marks=nightly) for name in HEADS)], ids=short
 )
-def test_cycles_of_heads_are_the_eager_loop_s(name, cases, device, count=24):
+def test_cycles_of_heads_are_the_eager_loop_s(name, cases, device, count=32):
     """Trees of every depth. Heads that are often right have whole paths accepted, and moved together."""
-    (target, drafter), paths = heads_on_the_device(device)[name], []
+    (target, drafter), paths, compared = heads_on_the_device(device)[name], [], []
     for i, (k, options) in enumerate(cases):
         prompt = "Once upon a time" if target is micro(device) else PROMPTS[2 * (i % 2)]
-        kind = None if options and name == "dspark" else CapturedSpeculator  # its drafts are sampled then
+        sampled = options and name in ("dspark", "eagle, chain", "mtp")
+        kind = None if sampled else CapturedSpeculator
         out, expected = both(target, prompt, drafter, k, count, kind, **options)
-        assert out.tokens == expected.tokens if kind is None else same_cycles(out, expected, k, count) >= 4
+        compared.append(len(expected.trace.cycles) if kind is None else same_cycles(out, expected, k, count))
+        assert kind or out.tokens == expected.tokens
         paths += [cycle.path for cycle in out.trace.cycles]
         if not options:
             assert out.tokens == ms.generate(slow(target), prompt, count).tokens == expected.tokens
+    assert min(compared) > 0 and sum(compared) >= 4 * len(cases)
     often = max(map(len, paths)) >= 2 and any(path != list(range(len(path))) for path in paths)
     assert often or target is not micro(device)
 
@@ -197,7 +201,7 @@ def test_two_sequences_at_once_are_each_alone():
 # ---- drafts of the host, and batches -------------------------------------------------------------------------------
 
 
-HOSTED = "suffix", "cascade", "ahead", "eagle, chain", "dflash, chain"
+HOSTED = "suffix", "cascade", "ahead"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +254,7 @@ def test_other_rules_are_the_eager_loop_s(rule, device):
         assert rule == "block" or out.tokens == ms.generate(target, PROMPTS[0], 20, rule=rule, **way).tokens
 
 
-BATCHES = "medusa", "dflash", "typical", "exit", *HOSTED
+BATCHES = "medusa", "dflash", "typical", "exit", "eagle, chain", "dflash, chain", *HOSTED
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,8 @@ BATCHES = "medusa", "dflash", "typical", "exit", *HOSTED
 def test_cycles_of_batches_are_the_eager_loop_s(name, device, count=20):
     """Prompts of different lengths that end at different times."""
     target, draft = models(device)
-    makers = hosted(device) | {head: lambda head=head: heads_on_the_device(device)[head][1] for head in QUICK}
+    heads = *QUICK, "eagle, chain", "dflash, chain"
+    makers = hosted(device) | {head: lambda head=head: heads_on_the_device(device)[head][1] for head in heads}
     makers |= {"model": lambda: D.Model(draft), "exit": lambda: D.EarlyExit(target, 1)}
     for options in (GREEDY, WAYS[2]):
         outs, eager = both(target, list(PROMPTS), makers[name](), 3, count, None, **options)

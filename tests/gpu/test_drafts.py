@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from all_drafters import random_dflash, random_eagle, random_medusa, random_pairs
+from all_drafters import random_dflash, random_eagle, random_medusa, random_mtp, random_pairs
 from reference import endless, pair, slow
 from serving import asks, serve
 from tiny_models import random_model
@@ -33,6 +33,12 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "dflash2": lambda target: D.DFlash2(target, random_pairs(target), nodes=8),
     "dspark": lambda target: D.DSpark(target, random_pairs(target, D.DSparkHead), confidence=0.3),
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
+    "eagle, chain": lambda target: D.Eagle(target, random_eagle(target), tree=False),
+    "dflash, chain": lambda target: D.DFlash(target, random_dflash(target), tree=False),
+    "dflash2, chain": lambda target: D.DFlash2(target, random_pairs(target), tree=False),
+    "medusa, chain": lambda target: D.Medusa(target, random_medusa(target), tree="chain"),
+    "mtp": lambda target: D.MTP(target, random_mtp(target)),
+    "mtp, tree": lambda target: D.MTP(target, random_mtp(target), tree=True, width=3, nodes=8),
 }
 
 
@@ -80,7 +86,7 @@ def check_drafts(kind: str, device: str, **options) -> None:
         assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
 
 
-SOME = "eagle", "dflash", "medusa"
+SOME = "eagle", "dflash", "medusa", "mtp", "eagle, chain"
 
 
 @pytest.mark.parametrize("kind", [k if k in SOME else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS])
