@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 
-import torch
 from torch import Tensor
 
 from ..controller import LONGEST
@@ -169,17 +168,16 @@ class Backend:
 
     @contextmanager
     def passes(self, ids: Tensor, context: int, tokens: list[int]):
-        """measure.passes, captured: calls that process the first M of ids [1, S] after `context`, and a rewind."""
-        if not self.lease.take():
-            raise ValueError(f"{self.model.name} is generating in this thread: measure it when that is done")
-        try:
-            memory = self.reserve(ids.shape[1])
-            memory.prefill(ids[:, :context], torch.full((1,), context, device=ids.device))
-            work = {m: partial(memory.step, ids[:, context : context + m].clone()) for m in tokens}
-            calls = {m: Captured(step, [memory.lengths]) for m, step in work.items()}
-            yield calls, lambda: memory.lengths.fill_(context)
-        finally:
-            self.lease.give_back()
+        """measure.passes, captured: an engine's passes over the first M of ids [1, S] after `context`. They count
+        nothing, so there is nothing to rewind."""
+        (row,), most = ids.tolist(), max(tokens)
+        table = list(range(-(-len(row) // BLOCK)))
+        passes = self.memory(len(table), BLOCK, 1, most - 1, ())
+        passes.prompts.process([row[:context]], [0], [table])
+        passes.write([row[context : context + most]], [context], [table], 1, most)
+        passes.send(1)
+        calls = {m: Captured(partial(passes.work, 1, m, False), [passes.sheet]) for m in tokens}
+        yield calls, lambda: None
 
     def memory(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: list[int]) -> Buckets:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be captured."""

@@ -413,5 +413,4 @@ def test_the_demo_and_the_measurement_work_where_cycles_are_captured(tiny_text):
     assert result.c > 0 and result.v > 0 and result.predicted > 0 and "E[N]" in result.text()
     points = verify_curve(target, (1, 2, 4), 20, repeat=1, warmup=0)
     assert [point.tokens for point in points] == [1, 2, 4] and all(point.time.median > 0 for point in points)
-    assert int(target.backend.memories[1].lengths) >= 20 and not target.backend.lease.lock.locked()
     assert plain_speed(target, new_tokens=4, repeat=1, warmup=0).median > 0

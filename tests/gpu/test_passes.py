@@ -223,6 +223,21 @@ def test_a_replay_does_what_its_work_does(device):
     assert all(captured.graph is not None for captured in scene.buckets.captures.values())
 
 
+def test_the_passes_that_are_timed_are_the_model_s(device):
+    """Of measure.verify_curve: after so much context, in any order, each time the same."""
+    model, ids = random_model(device=device, dtype=usual_dtype(device), num_layers=3), torch.arange(1, 41)[None]
+    usual, backend, made = model.transformer, ms.Model("twin", model.transformer).accelerate(), []
+    right = backend.memory
+    backend.memory = lambda *sizes: made.append(right(*sizes)) or made[-1]
+    with backend.passes(ids.to(device), 30, [1, 3, 8]) as (calls, rewind):
+        for count in (1, 8, 3, 1):
+            calls[count](), rewind()
+            cache = usual.new_cache(1, 40)
+            usual(ids[:, :30].to(device), cache)
+            expected = usual(ids[:, 30 : 30 + count].to(device), cache).logits[0]
+            close(made[0].logits[:count], expected, tolerance_of(model.dtype), f"a pass of {count}")
+
+
 # ---- an engine ----------------------------------------------------------------------------------------------------
 
 
