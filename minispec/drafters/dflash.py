@@ -170,7 +170,7 @@ class DFlash(HeadDrafter):
 
     def filled(self, logits: Tensor, states: Tensor, last: Tensor, sequences, budgets: list[int]) -> list[Draft]:
         """The drafts, of logits [b, depths, v] and states [b, depths, d] of the blanks, and the tokens [b] before."""
-        logits = with_noise(logits, self.heads.head_ids, sequences, range(logits.shape[1]))
+        logits = with_noise(sequences, logits, self.heads.head_ids, range(logits.shape[1]))
         expand = self.fillings(logits, states, last)
         if self.tree:
             return grow_batch(expand, logits.shape[1], self.nodes, budgets)

@@ -251,7 +251,7 @@ class Eagle(HeadDrafter):
                 sees = torch.cat([sees.take_along_dim(parents, 1), itself], 2)  # what its parent sees, and itself
                 f = self._forward(tokens, f.take_along_dim(parents, 1), w, start + depth - 1, sees)
             ids = self.head.head_ids
-            logits = with_noise(self.head.logits(f), ids, sequences, range(depth, depth + 1))
+            logits = with_noise(sequences, self.head.logits(f), ids, range(depth, depth + 1))
             return likeliest_tokens(logits, ids, self.width)
 
         return grow_batch(expand, k, self.width, [c.allowed_nodes(self.nodes) for c in sequences], self.least)

@@ -14,6 +14,8 @@ it. So several candidates of each are tried together, as a tree. Its shape is fi
 i of head k was right on held-out sequences.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -92,13 +94,13 @@ class MedusaHeads(StoredHead):
         z = self.features(h)
         return linear(z, self.head) if self.head.ndim == 2 else by_head(z, self.head)
 
-    def candidates(self, h: Tensor, sequences: list[Sequence] | None = None) -> Tensor:
-        """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies. Of coupled sequences
-        [B] with their noise."""
+    def candidates(self, h: Tensor, noisy: Callable | None = None) -> Tensor:
+        """The likeliest tokens of every head, best first: [..., K, m], as many as have accuracies. `noisy` adds to
+        logits [B, K, v] of these tokens, so many positions ahead, the noise of coupled sequences."""
         logits = self(h)
-        if sequences:
+        if noisy:
             ids = torch.arange(logits.shape[-1], device=h.device) if self.head_ids is None else self.head_ids
-            logits = with_noise(logits, ids, sequences, range(self.count))
+            logits = noisy(logits, ids, torch.arange(self.count, device=h.device))
         best = logits.topk(len(self.accuracy[0])).indices
         return best if self.head_ids is None else self.head_ids[best]
 
@@ -170,13 +172,13 @@ class Medusa(HeadDrafter):
     def draft(self, sequences: list[Sequence], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
         newest = torch.stack([c.hidden[layers][-1] for c in sequences])  # [B, d], those that predicted the last tokens
-        table = self.table(newest, sequences).tolist()  # [B, K · m]
+        table = self.table(newest, partial(with_noise, sequences)).tolist()  # [B, K · m]
         shapes = [self.tree_of(k, c.allowed_nodes(self.max_tree_nodes(k))) for c in sequences]
         filled = [[row[i] for i in shape.tokens] for row, shape in zip(table, shapes, strict=True)]
         parents = [shape.parents if shape.tokens and self.tree else None for shape in shapes]
         return [Draft(tokens, None, above) for tokens, above in zip(filled, parents, strict=True)]
 
-    def table(self, newest: Tensor, sequences: list[Sequence] | None = None) -> Tensor:
+    def table(self, newest: Tensor, noisy: Callable | None = None) -> Tensor:
         """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""
         h = self.target.transformer.norm(newest).to(self.heads.weight.dtype)
-        return self.heads.candidates(h, sequences).flatten(1)
+        return self.heads.candidates(h, noisy).flatten(1)

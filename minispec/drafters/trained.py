@@ -68,12 +68,12 @@ class StoredHead(nn.Module):
         self.register_buffer("head", rows.to(target.dtype), persistent=False)  # moves along, but is not stored
 
 
-def with_noise(logits: Tensor, ids: Tensor, sequences: list[Sequence], ahead: range) -> Tensor:
-    """A head's logits [b, n, v] of the tokens `ids` [v], as many positions `ahead` of the next token as the range says:
-    of coupled sequences with T · g, so that the best is what a target with these logits would choose."""
+def with_noise(sequences: list[Sequence], logits: Tensor, ids: Tensor, ahead: Tensor | range) -> Tensor:
+    """A head's logits [b, n, v] of the tokens `ids` [v], so many positions `ahead` [n] of the next one: of coupled
+    sequences with T · g, so that the best is what a target with these logits would choose."""
     if sequences[0].noise is None or all(c.sampling.greedy for c in sequences):
         return logits
-    g = gumbel(noise_of(sequences, torch.tensor(ahead), logits.device), ids)  # [b, n, v]
+    g = gumbel(noise_of(sequences, torch.as_tensor(ahead), logits.device), ids)  # [b, n, v]
     T = torch.tensor([c.sampling.temperature for c in sequences], device=logits.device)[:, None, None]
     return logits + (T * g).to(precise(logits))
 

@@ -221,10 +221,10 @@ class CapturedRunner(Runner):
         T = self.buckets.shape[1]
         for turn, row in zip(turns, rows or range(len(turns)), strict=True):
             turn.row, turn.results, turn.at = row, results, row * T
-            sequence = turn.sequence
-            if T == 1 and self.buckets.steps and not (sequence.sampling.greedy or sequence.needs_processing):
+            sequence, steps = turn.sequence, self.buckets.steps
+            if steps and (T == 1 or steps.coupled) and not (sequence.sampling.greedy or sequence.needs_processing):
                 turn.sampled = True
-                sequence.coins.skip(1)
+                sequence.coins.skip(0 if steps.coupled else 1)
         self.latest = results
 
     # ---- what it says ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class CapturedRunner(Runner):
             return
         goes_on = self.goes_on(mine, step.turns) and reserve(step)
         try:
-            if self.pending is not None and (goes_on or self.buckets.steps is not None):
+            if self.pending is not None and (goes_on or not self.buckets.best_says_all):
                 self.end_cycle(mine)
             if goes_on:
                 self.launch_ahead(mine)
@@ -302,12 +302,12 @@ class CapturedRunner(Runner):
             warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
 
     def knows(self, turns: list[Turn]) -> bool:
-        """Whether the device alone can tell what comes after this pass: no token is forbidden or chosen by noise, and
-        what was drafted is there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
+        """Whether the device alone can tell what comes after this pass: no token is forbidden, and what was drafted is
+        there. Who wants log-probabilities needs the logits, which the next pass would overwrite."""
         sequences = [turn.sequence for turn in turns]
         if any(s.needs_processing for s in sequences):
             warn_once("penalties, biases and constraints are applied by the host: steps wait for it, and take longer")
-        if any(s.needs_processing or s.wants_logprobs or s.has_noise for s in sequences):
+        if any(s.needs_processing or s.wants_logprobs for s in sequences):
             return False
         if self.pending is None:
             return True
@@ -332,14 +332,14 @@ class CapturedRunner(Runner):
 
     def end_cycle(self, turns: list[Turn]) -> None:
         """Verdicts, and whatever follows from them on the device."""
-        if self.buckets.steps is None:  # the host needs no more than the best tokens, which the next pass overwrites
+        if self.buckets.best_says_all:  # the host needs no more, and the next pass overwrites them
             self.latest.wait = self.buckets.fetch()
         try:
             self.cycles.end(self.rows_and_tables(turns)[1], self.pending.launch)
         finally:
             if self.cycles.moved:  # even if something else fails, `keep` must not move the paths again
                 self.judged = set(turns)
-        if self.buckets.steps is not None:
+        if not self.buckets.best_says_all:
             self.wait = self.cycles.fetch()
 
     def launch_ahead(self, turns: list[Turn]) -> None:

@@ -11,8 +11,8 @@ draft_memory.py; a sequence with more new tokens has an ordinary pass before. Th
 To rewind is to lower a length: the drafter does it (drafters/model.py), or `follow` on the device, where the next cycle
 is launched before the host has synchronised with the last (drafts.Cycles).
 
-Penalties and constraints depend on the prefix, which the host alone knows. Requests with these, coupled ones that
-sample, draft models with another vocabulary and cascades draft pass by pass, through the same memory.
+Penalties and constraints depend on the prefix, which the host alone knows. Requests with these, draft models with
+another vocabulary and cascades draft pass by pass, through the same memory.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ChainLaunch:
         line[:, 0], line[:, 1 : 1 + NEW] = length, owner.sheet[:B, 5:]
         buckets.work(B, NEW, False)
         at = row * NEW + (new - 1).clamp(min=0)  # what follows the last new token
-        u = None if self.steps is None else owner.samplings.uniforms(B, self.nodes)  # [B, nodes]
+        sample = owner.sampler(B, self.nodes, self.steps)
         for i in range(self.nodes):
             token = buckets.best[at].clamp(min=0)  # −1: NaN; any draft will do
-            if u is not None:
-                token = owner.sample(i, buckets.logits[at], token, u[:, i], self.steps)
+            if sample is not None:
+                token = sample(i, buckets.logits[at], token)
             owner.out[:B, 0, i] = torch.where(i < wanted, token, -1)
             if i + 1 < self.nodes:
                 line[:, 0], line[:, 1], at = length + new + i, token, row
@@ -86,8 +86,8 @@ class ModelForMany(DraftsForMany):
         self.sheet = self.host_lines = self.lines = self.samplings = self.out = self.arrival = None
 
     def knows(self, sequences: list[Sequence]) -> bool:
-        """What depends on the prefix, or on noise, is drafted pass by pass."""
-        by_prefix = any(c.has_noise or (c.needs_processing and c.processors.always) for c in sequences)
+        """What depends on the prefix is drafted pass by pass."""
+        by_prefix = any(c.needs_processing and c.processors.always for c in sequences)
         return self.drafter.chain_model is not None and not by_prefix
 
     @property
@@ -128,7 +128,7 @@ class ModelForMany(DraftsForMany):
             memory.process(early)
             fitting = [c for c in fitting if len(c.tokens) - memory.lengths[c.id] <= NEW]
         samplings = [self.sampling_of(c) for c in fitting]
-        steps = Steps.of(samplings)
+        steps = Steps.of(samplings, any(c.noise is not None for c in fitting))
         lines = []
         for c in fitting:
             length, depth = memory.lengths[c.id], depth_of[c.id]
@@ -141,7 +141,7 @@ class ModelForMany(DraftsForMany):
         self.lines[: launch.rows] = [*lines, *[[0] * (5 + NEW)] * (launch.rows - len(lines))]
         self.sheet[: launch.rows].copy_(self.host_lines[: launch.rows], non_blocking=True)
         if steps is not None:
-            self.samplings.write(samplings, [c.coins for c in fitting])
+            self.samplings.write(samplings, fitting)
         self.sent.record()
         self.rows = {c.id: row for row, c in enumerate(fitting)}
         self._send_tables(launch)

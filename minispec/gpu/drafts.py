@@ -49,7 +49,7 @@ from ..drafters.dspark import DSpark
 from ..drafters.eagle import Eagle
 from ..drafters.medusa import Medusa
 from ..drafters.mtp import MTP
-from ..sampling import GOLDEN, Sampling, precise
+from ..sampling import Sampling, precise
 from ..sequence import GREEDY, Sequence
 from ..serving.runner import Results
 from ..tree import Draft
@@ -63,6 +63,9 @@ from .weights import has_kernels
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 EARLY = 1024  # positions of prompts that one captured pass processes, padding included
+
+
+Sampler = Callable[[int, Tensor, Tensor], Tensor]
 
 
 def fours(count: int) -> int:
@@ -118,18 +121,20 @@ class Launch:
         drafts.cache.lengths.copy_(lengths)
         hidden = dict(zip(self.owner.drafter.hidden_layers, self.owner.states[:, where], strict=True))  # [B, T, d] each
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
-        if self.steps is not None:
-            u = self.owner.samplings.uniforms(self.rows, self.nodes)
-            drafts.pick = partial(self.pick, u, drafts.head.head_ids)
+        if self.steps is not None and self.steps.coupled:
+            drafts.with_noise = self.owner.samplings.with_noise
+        elif self.steps is not None:
+            drafts.pick = partial(self.pick, self.owner.sampler(self.rows, self.nodes, self.steps))
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]
         self.owner.out[: self.rows, 0, : self.nodes] = F.pad(tokens, (0, self.nodes - n), value=-1)
         self.owner.out[: self.rows, 1, :n] = parents
 
-    def pick(self, u: Tensor, ids: Tensor, i: int, logits: Tensor) -> Tensor:
-        """The i-th token [B] of sampled chains, by logits [B, v] of the tokens ids [v]."""
+    def pick(self, sample: Sampler, i: int, logits: Tensor) -> Tensor:
+        """The i-th token [B] of sampled chains, by the head's logits [B, v]."""
+        ids = self.drafts.head.head_ids
         everywhere = logits.new_full((len(logits), self.owner.vocab_size), -torch.inf).index_copy_(1, ids, logits)
-        return self.owner.sample(i, everywhere, ids[logits.argmax(-1)], u[:, i], self.steps)
+        return sample(i, everywhere, ids[logits.argmax(-1)])
 
 
 class Pending:
@@ -139,7 +144,8 @@ class Pending:
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
         self.launch, self.rows = launch, [owner.rows.get(c.id, -1) for c in sequences]  # of the memory; −1: no draft
         self.wait, self.made, self.branches = owner.arrival.begin(owner.out[: launch.rows]), None, owner.branches
-        sampled = [launch.steps is not None and not owner.sampling_of(c).greedy for c in sequences]
+        drawn = launch.steps is not None and not launch.steps.coupled
+        sampled = [drawn and not owner.sampling_of(c).greedy for c in sequences]
         self.q, self.coins = owner.q, [c.coins if own else None for c, own in zip(sequences, sampled, strict=True)]
 
     def drafts(self, judged: bool = False) -> list[Draft]:
@@ -213,28 +219,36 @@ class DraftsForMany:
         return True
 
     def sampling_of(self, sequence: Sequence) -> Sampling:
-        """How its draft is sampled: under rule="coupled" the best tokens are the likeliest to be chosen."""
-        if not self.samples or sequence.has_noise:
+        """How its draft is sampled, or what its noise is added to."""
+        if not (self.samples or sequence.has_noise):
             return GREEDY
         return getattr(self.drafter, "sampling", None) or sequence.sampling
 
     def countable(self, sequences: list[Sequence]) -> bool:
         """Whether a cycle that is launched ahead can count the random numbers: where only the draft takes any, it does
         not."""
-        return all(self.sampling_of(c).greedy or not c.sampling.greedy for c in sequences)
+        return all(self.sampling_of(c).greedy or not c.sampling.greedy or c.noise is not None for c in sequences)
 
     def keep_q(self, steps: Steps | None, like: Tensor) -> None:
         """Memory for the distributions of drafts, once any are sampled."""
-        if steps is not None and self.q is None:
+        if steps is not None and not steps.coupled and self.q is None:
             shape = self.count, self.k, self.vocab_size
             self.q = torch.zeros(shape, dtype=precise(like), device=self.device)
 
-    def sample(self, i: int, logits: Tensor, best: Tensor, u: Tensor, steps: Steps) -> Tensor:
-        """On the device: the i-th token of each chain, sampled from logits [B, V] by the numbers u [B]; what it is
-        sampled from is kept in q. `best` [B] are the best tokens."""
-        q = self.samplings.probs(logits[:, None], best[:, None], steps)[:, 0]  # [B, V]
-        self.q[: len(q), i] = q
-        return pick(q, u).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
+    def sampler(self, B: int, nodes: int, steps: Steps | None) -> Sampler | None:
+        """On the device: what samples the i-th token of B chains, from logits [B, V] with these best tokens [B]. What
+        it is sampled from is kept in q; with noise it is chosen, and there is no q. None: the best tokens."""
+        own = self.samplings
+        u = own.uniforms(B, nodes) if steps is not None and not steps.coupled else None
+
+        def sample(i: int, logits: Tensor, best: Tensor) -> Tensor:
+            if steps.coupled:
+                return own.own_choices(logits[:, None], best[:, None], i, steps)[:, 0]
+            q = own.probs(logits[:, None], best[:, None], steps)[:, 0]  # [B, V]
+            self.q[:B, i] = q
+            return pick(q, u[:, i]).clamp(max=q.shape[1] - 1)  # NaN picks a token that does not exist
+
+        return None if steps is None else sample
 
     def adopt(self, sequences: list[Sequence], launch: Launch) -> Pending:
         """As `begin`, for drafts that were launched ahead: only the host has to be told."""
@@ -250,7 +264,7 @@ class DraftsForMany:
         held = [self.resume(c.id, len(c.tokens) - 1 - count) for c, count in zip(sequences, counts, strict=True)]
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in sequences]
         self._make_room(sequences, k, max(map(len, held)) + (max(counts) if self.reads else 1))
-        steps = Steps.of([self.sampling_of(c) for c in sequences])
+        steps = Steps.of([self.sampling_of(c) for c in sequences], any(c.has_noise for c in sequences))
         launch = self._launch(max(budgets), steps)
         T, lines, parts, first = self.T, {}, [], 0
         most = T if self.reads else 1
@@ -276,8 +290,7 @@ class DraftsForMany:
         if steps is not None:
             asked = {self.rows[c.id]: c for c in sequences}
             rows = [asked.get(row) for row in range(launch.rows)]
-            samplings = [self.sampling_of(c) if c else GREEDY for c in rows]
-            self.samplings.write(samplings, [c and c.coins for c in rows])
+            self.samplings.write([self.sampling_of(c) if c else GREEDY for c in rows], rows)
         self.sent.record()
         self.goes_on = self.countable(sequences)
         launch.captured()
@@ -496,7 +509,7 @@ class Cycles:
         buckets.sent.wait()
         buckets.write_tables(tables)
         buckets.sent.record()
-        key = B, T, buckets.steps, launch.steps is not None
+        key = B, T, buckets.steps, launch.steps
         if key not in self.captures:
             self._capture(*key)
         self.captures[key]()
@@ -516,7 +529,7 @@ class Cycles:
     def verify(self) -> Results:
         """The pass over what was drafted. Its results are good until the next one."""
         buckets, (B, T, _) = self.buckets, self.buckets.shape
-        return buckets.launch(buckets.drafted, (B, T, True), B)
+        return buckets.over_drafts(B, T, B)
 
     def stands(self) -> bool:
         """Whether nobody else has drafted since."""
@@ -536,11 +549,11 @@ class Cycles:
         self.arrival = Arrival(self.report)
 
     @on_the_device
-    def _capture(self, B: int, T: int, steps: Steps | None, drafts_sampled: bool) -> None:
+    def _capture(self, B: int, T: int, steps: Steps | None, drafts: Steps | None) -> None:
         buckets, many = self.buckets, self.many
         state = [buckets.sheet, buckets.samplings.sheet, many.sheet]
-        state += [many.samplings.sheet] if drafts_sampled else []
-        captured = Captured(partial(self.work, B, T, steps, drafts_sampled), state)
+        state += [many.samplings.sheet] if drafts else []
+        captured = Captured(partial(self.work, B, T, steps, drafts), state)
         if not captured.eager:
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
@@ -550,12 +563,12 @@ class Cycles:
             finally:
                 buckets.table_sheet.copy_(tables)
                 self.moved = False
-        self.captures[B, T, steps, drafts_sampled] = captured
+        self.captures[B, T, steps, drafts] = captured
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def work(self, B: int, T: int, steps: Steps | None, drafts_sampled: bool) -> None:
-        """The end of a cycle of B rows of T tokens. No host sync."""
+    def work(self, B: int, T: int, steps: Steps | None, drafts: Steps | None) -> None:
+        """The end of a cycle of B rows of T tokens, whose target and drafts sample so. No host sync."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each
@@ -565,15 +578,17 @@ class Cycles:
         best = buckets.best[: B * T].view(B, T)
         tokens, parents = many.out[row.clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         absent = (tokens < 0) | (row < 0)[:, None]
-        if steps is None:
+        if steps is None or steps.coupled:
             path, _, run, new, line, _ = self.walk(best, tokens.masked_fill(absent, -2), parents, k, self.sound)
-            token = line[:, -1]
+            token, taken = line[:, -1], 0
         else:
-            drafts = Drafts(tokens.masked_fill(absent, -1), parents)
-            if drafts_sampled:
+            drafted = Drafts(tokens.masked_fill(absent, -1), parents)
+            if drafts:
                 held = row.clamp(min=0)
-                drafts = drafts._replace(q=many.q[held, : T - 1], sampled=many.samplings.sampled(many.count)[held])
-            path, run, new, token = self.judge(B, T, steps, drafts, real)
+                drafted = drafted._replace(q=many.q[held, : T - 1], sampled=many.samplings.sampled(many.count)[held])
+            path, run, new, token, taken = self.judge(B, T, steps, drafted)
+        if steps is not None:
+            buckets.samplings.count(B, new * real, taken * real)
         # The states of what was verified, the last of them again in the place of what was not: slots hold anything.
         places = start[:, None] + torch.minimum(self.places[: k + 1], new[:, None] - 1)  # [B, k + 1]
         if many.branches:  # the accepted path moves together; what is not accepted, from the spare block to itself
@@ -602,23 +617,22 @@ class Cycles:
         who = mine.int().argmax(1)  # [rows]
         asked = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
         many.follow(many.sheet, asked, run[who], who[:, None] * (k + 1) + self.places[: k + 1], T - 1)
-        if drafts_sampled:
-            coins = many.samplings.coins
-            coins.copy_(torch.where(mine.any(1), buckets.samplings.coins[:B][who], coins))
+        if drafts:
+            many.samplings.follow(buckets.samplings, who, mine.any(1))
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         start = start + new * (real & (room >= 0))
         sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
 
-    def judge(self, B: int, T: int, steps: Steps, drafts: Drafts, real: Tensor):
-        """The verdicts on B drafts, of which the host is told: path, run, how many tokens are new, and the last one."""
+    def judge(self, B: int, T: int, steps: Steps, drafts: Drafts) -> tuple[Tensor, ...]:
+        """The verdicts on B drafts, of which the host is told: path, run, how many tokens are new, the last of them,
+        and how many random numbers were taken."""
         buckets, many = self.buckets, self.many
         logits, best = buckets.logits[: B * T].view(B, T, -1), buckets.best[: B * T].view(B, T)
         verdicts = judge(logits, best, drafts, many.k, not many.branches, buckets.samplings, steps, self.rule)
         self.report[: verdicts.report.numel()] = verdicts.report.flatten()
-        used = verdicts.taken * (real & buckets.samplings.sampled(B))
-        buckets.samplings.coins[:B] += used * GOLDEN
-        return verdicts.path, verdicts.run, verdicts.new, verdicts.run.gather(1, verdicts.new[:, None] - 1)[:, 0]
+        last = verdicts.run.gather(1, verdicts.new[:, None] - 1)[:, 0]
+        return verdicts.path, verdicts.run, verdicts.new, last, verdicts.taken
 
 
 FOR_MANY.update({Medusa: MedusaForMany, Eagle: EagleForMany, MTP: EagleForMany})

@@ -45,6 +45,7 @@ class DeviceDrafter:
     budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
     depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
     pick: Callable | None = None  # (i, logits [B, v]) → the i-th token [B] of sampled chains (None: the best)
+    with_noise: Callable | None = None  # to be added to logits: RowSamplings.with_noise (None: there is no noise)
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
@@ -152,7 +153,7 @@ class MedusaOnDevice(DeviceDrafter):
         shape = self.shapes[depths, self.budgets.clamp(0, most)]  # [B, 2, nodes]
         places, parents = shape[:, :, : self.nodes].unbind(1)
         none = (places < 0) | (places >= self.candidates * self.depths[:, None])
-        tokens = self.table(self.newest).gather(1, places.clamp(min=0))
+        tokens = self.table(self.newest, self.with_noise).gather(1, places.clamp(min=0))
         return tokens.masked_fill(none, -1), parents
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
@@ -239,7 +240,7 @@ class EagleOnDevice(DeviceDrafter):
         return self.layers.product(self.streams, self.head.fc.weight)
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        lengths, places, product = self.cache.lengths, self.layers.places, self.layers.product
+        lengths, places = self.cache.lengths, self.layers.places
         verified = lengths[:, None] + places[: self.k + 1]
         f, half = self.read(self.unread, self.features(), None, verified, verified)
         self.cache.advance(self.fresh)
@@ -247,7 +248,7 @@ class EagleOnDevice(DeviceDrafter):
             return self.chain(f, half)
         width = min(self.width, self.nodes)  # no more children of one node can be kept
         trees = Growing(self.head.head_ids, width, self.nodes, self.kernels is not None)
-        tokens, parents, sees = trees.add(product(half, self.head.head), self.fresh)
+        tokens, parents, sees = trees.add(self.logits(half, 0), self.fresh)
         # Draft entries come after what is verified. Nobody counts them, so the next cycle overwrites them.
         entries = range((min(self.k, self.nodes) - 1) * width)
         after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, len(entries))
@@ -255,8 +256,13 @@ class EagleOnDevice(DeviceDrafter):
         for first in range(0, len(entries), width):
             new = slice(first, first + width)
             f, half = self.read(tokens, f, parents, positions[:, new], slots[:, new], sees)
-            tokens, parents, sees = trees.add(product(half, self.head.head))
+            tokens, parents, sees = trees.add(self.logits(half, 1 + first // width))
         return trees.prune(self.budgets, self.depths)
+
+    def logits(self, half: Tensor | HalfNormed, depth: int) -> Tensor:
+        """Of the nodes that were read last [B, w, v], whose children are at this depth."""
+        logits, ids = self.layers.product(half, self.head.head), self.head.head_ids
+        return logits if self.with_noise is None else self.with_noise(logits, ids, numbers((depth,), ids.device))
 
     def chain(self, f: Tensor, half: Tensor | HalfNormed) -> tuple[Tensor, Tensor]:
         """Sampled tokens, one after the other; f [B, k + 1, d] are the features of what was verified."""
@@ -372,6 +378,8 @@ class DFlashOnDevice(DeviceDrafter):
 
     def filled(self, logits: Tensor, states: Tensor | None, last: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and parents [B, n], of logits [B, depths, v] and states [B, depths, d], and the tokens [B] before."""
+        if self.with_noise is not None:
+            logits = self.with_noise(logits, self.head.head_ids, self.places[: self.depth])
         fillings = self.drafter.fillings(logits, states, last, likeliest_tokens)
         steps = dict(grow_level=self.kernels.level, prune=self.kernels.pruned) if self.kernels else {}
         sizes = (self.depth, self.most, self.nodes) if self.drafter.tree else (self.depth, 1, self.nodes)
@@ -404,6 +412,8 @@ class DSparkOnDevice(DFlashOnDevice):
         token, sure, tokens = last, 1.0, []
         for j in range(self.nodes):
             biased, c = self.drafter.step(logits[:, j], states[:, j], token)
+            if self.with_noise is not None:
+                biased = self.with_noise(biased[:, None], self.head.head_ids, self.places[j : j + 1])[:, 0]
             token = self.pick(j, biased) if self.pick else self.head.head_ids[biased.argmax(-1)]  # [B]
             sure = sure * c  # known before the token is: a draft that ends here is no less likely for it
             tokens.append(token)

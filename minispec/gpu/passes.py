@@ -27,7 +27,6 @@ from torch import Tensor
 
 from ..controller import rounded
 from ..model import Transformer
-from ..sampling import GOLDEN
 from ..serving.paged import PagedKVCache
 from ..serving.runner import Results
 from ..tree import Draft, mask_and_offsets
@@ -159,17 +158,22 @@ class Buckets(PagedPasses):
         if trees:
             views = [numbers_of(d, T) if d.scratch else numbers_of_tree(tuple(d.node_parents), T) for d in drafts]
             self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[numbers_of_tree((), T)] * (B - len(views))]
-        self.tell(sequences if T == 1 else None)
+        coupled = any(sequence.has_noise for sequence in sequences or ())
+        self.tell(sequences if T == 1 or coupled else None)
         self.send(B)
         return self.launch(self.captures, (B, T, trees, self.steps), len(rows))
 
     def tell(self, sequences: Sequence | None) -> None:
         """How the rows of the next pass sample."""
         samplings = [sequence.sampling for sequence in sequences or ()]
-        coupled = any(sequence.has_noise for sequence in sequences or ())  # the host chooses
-        self.steps = None if coupled else Steps.of(samplings)
+        self.steps = Steps.of(samplings, any(sequence.has_noise for sequence in sequences or ()))
         if self.steps is not None:
-            self.samplings.write(samplings, [sequence.coins for sequence in sequences])
+            self.samplings.write(samplings, sequences)
+
+    @property
+    def best_says_all(self) -> bool:
+        """Whether a draft is judged by the best tokens of the last pass alone, or by those that noise has chosen."""
+        return self.steps is None or self.steps.coupled
 
     def read_drafted(
         self, lines: Sequence[tuple], starts, tables, memory: Tensor, nodes: int, depth: int, sequences=None
@@ -186,7 +190,11 @@ class Buckets(PagedPasses):
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             work = partial(self.work, drafts=(memory, depth))
             self.drafted, self.drafts_at = Captures(work, self.sheet, self.table_sheet), (memory.data_ptr(), depth)
-        return self.launch(self.drafted, (B, T, True), len(lines))
+        return self.over_drafts(B, T, len(lines))
+
+    def over_drafts(self, B: int, T: int, count: int) -> Results:
+        """A pass over drafts in the drafter's memory."""
+        return self.launch(self.drafted, (B, T, True, self.steps if self.best_says_all else None), count)
 
     def launch(self, captures: Captures, shape: tuple, count: int) -> Results:
         """`work` of this shape, of which `count` rows are real."""
@@ -249,14 +257,15 @@ class Buckets(PagedPasses):
     ) -> None:
         """The device's part. No host sync: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
-        slots = lengths + self.places[:T]  # [B, T]
+        slots, offsets = lengths + self.places[:T], self.places[:T]  # [B, T], [T]
         positions, mask = slots, None
         if drafts is not None:
             tokens, offsets, mask = self.trees_of(B, T, *drafts)
             positions = lengths + offsets
         elif branches:
             views = self.sheet[:B, 1 + T : 1 + T * (2 + T)]
-            positions, mask = lengths + views[:, :T], views[:, T:].unflatten(1, (T, T)) > 0
+            offsets, mask = views[:, :T], views[:, T:].unflatten(1, (T, T)) > 0
+            positions = lengths + offsets
         blocks = tables.gather(1, slots // self.block_size).long()  # [B, T]
         blocks = blocks.masked_fill(blocks == self.blank, self.spare)
         lengths = lengths[:, 0].clone(memory_format=torch.contiguous_format)  # stride 1, even if it is one
@@ -264,16 +273,20 @@ class Buckets(PagedPasses):
         x = self.body(tokens, positions, blocks, slots % self.block_size, look)
         self.give(self.head(x).flatten(0, 1))
         if steps is not None:
-            self.choose(B, steps)
+            self.choose(B, T, offsets, steps)
 
-    def choose(self, B: int, steps: Steps) -> None:
-        """Of rows with one token, those that sample: the next token, in the place of the best one."""
-        best, own = self.best[:B], self.samplings
-        p = own.probs(self.logits[:B, None], best[:, None], steps)[:, 0]  # [B, V]
-        token = pick(p, own.uniforms(B, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)
-        sampled = own.sampled(B)
-        self.best[:B] = torch.where(sampled & (best >= 0), token, best)
-        own.coins[:B] += sampled * GOLDEN
+    def choose(self, B: int, T: int, offsets: Tensor, steps: Steps) -> None:
+        """Of rows that sample: the next token, or under rule="coupled" all T of them, in the place of the best ones.
+        Where nothing was drafted they are counted."""
+        own, logits, best = self.samplings, self.logits[: B * T].view(B, T, -1), self.best[: B * T].view(B, T)
+        if steps.coupled:
+            tokens = own.own_choices(logits, best, offsets, steps)
+        else:  # T = 1
+            p = own.probs(logits, best, steps)[:, 0]  # [B, V]
+            tokens = pick(p, own.uniforms(B, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)[:, None]
+        self.best[: B * T] = torch.where(own.sampled(B)[:, None] & (best >= 0), tokens, best).flatten()
+        if T == 1:
+            own.count(B, 1, 1)
 
     def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""

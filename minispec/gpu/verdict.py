@@ -5,7 +5,8 @@ random numbers (sampling.Coins), which are a hash and so the same bits here. Dra
 sampled node, then the verdict takes one for each distribution, as in verify.judge.
 
 A row that is greedy among others that sample has all its mass on the best token. Where all are greedy nothing of this
-runs: the best tokens say everything (trees.walk).
+runs: the best tokens say everything (trees.walk). So it is under rule="coupled", with the target's own choices in their
+place (`own_choices`): its noise belongs to positions, and the line has the number of the next one.
 
 `judge` is the batched verifiers of verify.py; in torch they are dozens of launches over a few numbers. By kernels they
 are three: which nodes are accepted; how much mass the draft left uncovered on each page of the vocabulary; and the
@@ -20,11 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..sampling import GOLDEN, Coins, Sampling, precise, truncate
+from ..sampling import GOLDEN, Sampling, coupled, gumbel, precise, signed, truncate
+from ..sequence import Sequence
 from ..tree import ancestors
 from ..verify import at, chain_batch, tree_batch
-from .attention import constexpr, jit, tl, triton, unavailable
+from .attention import constants, constexpr, jit, tl, triton, unavailable
 from .vocab import WIDE, pick, softmax, uniforms
+
+COLUMNS = 6  # numbers of a row
 
 
 class Steps(NamedTuple):
@@ -34,12 +38,18 @@ class Steps(NamedTuple):
     top_k: bool
     top_p: bool
     min_p: bool
+    coupled: bool = False  # by noise
 
     @classmethod
-    def of(cls, samplings: Rows[Sampling]) -> Steps | None:
+    def of(cls, samplings: Rows[Sampling], coupled: bool = False) -> Steps | None:
         """None: nobody samples."""
         sampled = [sampling.steps for sampling in samplings if not sampling.greedy]
-        return cls(len(sampled) < len(samplings), *map(any, zip(*sampled, strict=True))) if sampled else None
+        ways = map(any, zip(*sampled, strict=True))
+        return cls(len(sampled) < len(samplings), *ways, coupled) if sampled else None
+
+    @property
+    def cuts(self) -> tuple[bool, bool, bool]:
+        return self[1:4]
 
 
 class RowSamplings:
@@ -47,17 +57,29 @@ class RowSamplings:
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device):
         self.vocab_size = vocab_size
-        self.lines = torch.zeros(rows, 5, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self.sheet = torch.zeros(rows, 5, dtype=torch.float64, device=device)  # temperature, top_k, top_p, min_p, coins
-        self.coins = self.sheet.view(torch.int64)[:, 4]  # [rows], the same memory
-        self.written, self.written_coins = self.lines.numpy(), self.lines.view(torch.int64).numpy()[:, 4]
+        # temperature, top_k, top_p, min_p; and in the same memory, as whole numbers, coins and noise
+        self.lines = torch.zeros(rows, COLUMNS, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self.sheet = torch.zeros(rows, COLUMNS, dtype=torch.float64, device=device)
+        self.coins, self.noise = self.sheet.view(torch.int64)[:, 4:].unbind(1)  # [rows] each
+        self.written, self.written_states = self.lines.numpy(), self.lines.view(torch.int64).numpy()[:, 4:]
 
-    def write(self, samplings: Rows[Sampling], coins: Rows[Coins | None]) -> None:
-        """The host's part, for the first rows. It has seen to it that the last lines are gone."""
+    def write(self, samplings: Rows[Sampling], sequences: Rows[Sequence | None]) -> None:
+        """The host's part, for the first rows; None: nobody's. It has seen to it that the last lines are gone."""
         n = len(samplings)
         self.written[:n, :4] = [[s.temperature, s.top_k or self.vocab_size, s.top_p, s.min_p] for s in samplings]
-        self.written_coins[:n] = [own.state if own else 0 for own in coins]
+        self.written_states[:n] = [(0, 0) if c is None else states_of(c) for c in sequences]
         self.sheet[:n].copy_(self.lines[:n], non_blocking=True)
+
+    def count(self, B: int, new: Tensor | int, numbers: Tensor | int) -> None:
+        """B rows have so many tokens more, for which they have taken so many random numbers."""
+        sampled = self.sampled(B)
+        self.coins[:B] += sampled * numbers * GOLDEN
+        self.noise[:B] += sampled * new * GOLDEN
+
+    def follow(self, others: RowSamplings, who: Tensor, mine: Tensor) -> None:
+        """The rows that are `mine` [rows] go on with the numbers of these others' rows `who` [rows]."""
+        for own, other in ((self.coins, others.coins), (self.noise, others.noise)):
+            own.copy_(torch.where(mine, other[who], own))
 
     def sampled(self, B: int) -> Tensor:
         """Which of the first B rows are not greedy."""
@@ -73,10 +95,10 @@ class RowSamplings:
         numbers = self.sheet[: len(logits), :4, None, None].unbind(1)  # [B, 1, 1] each
         temperature, top_k, top_p, min_p = numbers
         temperature = torch.where(temperature > 0, temperature, 1.0)
-        if any(steps[1:]):
+        if any(steps.cuts):
             scores = logits.to(precise(logits))
             cuts = top_k.long().clamp(min=1), top_p, min_p  # 0 in rows of padding
-            cuts = (cut if used else None for cut, used in zip(cuts, steps[1:], strict=True))
+            cuts = (cut if used else None for cut, used in zip(cuts, steps.cuts, strict=True))
             p = truncate(scores / temperature.to(scores.dtype), *cuts)
         else:
             p = softmax(logits, temperature.flatten())
@@ -84,6 +106,26 @@ class RowSamplings:
             certain = torch.arange(p.shape[-1], device=p.device) == best[..., None]
             p = torch.where(self.sampled(len(p))[:, None, None], p, certain.to(p.dtype))
         return p
+
+    def own_choices(self, logits: Tensor, best: Tensor, ahead: Tensor | int, steps: Steps) -> Tensor:
+        """What coupled rows emit by logits [B, T, V], so many positions `ahead` [B, T] of the next one: [B, T]. Greedy
+        rows, and those with NaN, keep their `best` [B, T]."""
+        p = self.probs(logits, best, steps)
+        steps_on = signed(ahead * GOLDEN) if isinstance(ahead, int) else ahead * GOLDEN
+        chosen = coupled(p, self.noise[: len(p), None] + steps_on)
+        return torch.where(self.sampled(len(p))[:, None] & (best >= 0), chosen, best)
+
+    def with_noise(self, logits: Tensor, ids: Tensor, ahead: Tensor) -> Tensor:
+        """A head's logits [B, w, v] of the tokens `ids` [v], so many positions `ahead` [w] of the next one, with T · g:
+        trained.with_noise on the device."""
+        g = gumbel(self.noise[: len(logits), None] + ahead * GOLDEN, ids)
+        return logits + (self.sheet[: len(logits), 0, None, None] * g).to(precise(logits))
+
+
+def states_of(sequence: Sequence) -> tuple[int, int]:
+    """Where its random numbers and its noise are."""
+    noise = 0 if sequence.noise is None else signed(sequence.noise + len(sequence.tokens) * GOLDEN)
+    return sequence.coins.state if sequence.coins else 0, noise
 
 
 class Drafts(NamedTuple):
@@ -141,7 +183,7 @@ def judge(
 
 
 @jit
-def _accept(drafts, target, u, outs, n, k, V, CHAINS: constexpr, DEPTH: constexpr, N: constexpr):
+def _accept(drafts, target, u, outs, n, k, V, CHAINS: constexpr, DEPTH: constexpr, N: constexpr, COLUMNS: constexpr):
     """One draft: which of its nodes pass, and the way down from the root along those that do."""
     tokens, parents, q, sampled = drafts
     p, best, temperature = target
@@ -151,7 +193,7 @@ def _accept(drafts, target, u, outs, n, k, V, CHAINS: constexpr, DEPTH: constexp
     real = token >= 0
     token = tl.maximum(token, 0)
     parent = tl.where(real, tl.load(parents + row * n + i, mask=i < n, other=-1), -1)
-    greedy = tl.load(temperature + row * 5) == 0
+    greedy = tl.load(temperature + row * COLUMNS) == 0
     given = tl.load(p + (row * slots + parent + 1) * V + token, mask=real, other=0.0).to(tl.float32)
     hit = token == tl.load(best + row * slots + parent + 1, mask=i < n, other=-1)
     given = tl.where(greedy, hit.to(tl.float32), given)
@@ -220,12 +262,13 @@ def _page_rest(drafts, p, end, totals, n, V, PAGE: constexpr):
 
 
 @jit
-def _end(drafts, target, u, end, count, totals, outs, n, V, pages, DEPTH: constexpr, PAGE: constexpr, PAGES: constexpr):
+def _end(drafts, target, u, path_ends, totals, outs, n, V, pages, size):
     """The token after the accepted path, picked as in vocab._pick; and the end of the report."""
     tokens, _, q, sampled = drafts
+    end, count = path_ends
     p, best, temperature = target
     run, taken, report = outs
-    row, at, i, slots = tl.program_id(0).to(tl.int64), tl.arange(0, PAGES), tl.arange(0, PAGE), n + 1
+    row, at, i, slots = tl.program_id(0).to(tl.int64), tl.arange(0, size.PAGES), tl.arange(0, size.PAGE), n + 1
     length, broken, first = 0, 0, 0
     for node in range(n):
         length += (tl.load(tokens + row * n + node) >= 0).to(tl.int32)
@@ -240,14 +283,14 @@ def _end(drafts, target, u, end, count, totals, outs, n, V, pages, DEPTH: conste
     passed = (tl.cumsum(sums, 0) <= goal) & (at < pages)
     page = tl.minimum(tl.sum(passed.to(tl.int32), 0), tl.max(tl.where(sums > 0, at, 0), 0))
     before = tl.sum(tl.where(at < page, sums, 0.0), 0)
-    whole, rest = _uncovered(drafts, p, end, row, page, n, V, PAGE)
+    whole, rest = _uncovered(drafts, p, end, row, page, n, V, size.PAGE)
     x = tl.where(nothing, whole, rest).to(tl.float64)
     place = tl.sum((tl.cumsum(x, 0) <= goal - before).to(tl.int32), 0)
-    token = (page * PAGE + tl.minimum(place, tl.max(tl.where(x > 0, i, 0), 0))).to(tl.int64)
+    token = (page * size.PAGE + tl.minimum(place, tl.max(tl.where(x > 0, i, 0), 0))).to(tl.int64)
     certain = tl.maximum(tl.load(best + row * slots + tl.load(end + row) + 1), 0)
-    token = tl.where(tl.load(temperature + row * 5) == 0, certain, tl.minimum(token, V - 1))
+    token = tl.where(tl.load(temperature + row * size.COLUMNS) == 0, certain, tl.minimum(token, V - 1))
     found = tl.load(count + row)
-    tl.store(run + row * (DEPTH + 1) + found, token)
+    tl.store(run + row * (size.DEPTH + 1) + found, token)
     tl.store(count + row, found + 1)
     tl.store(taken + row, (first + length + 1).to(tl.int64))
     tl.store(report + row * (3 * n + 1) + 3 * n, tl.where(broken > 0, -1, token).to(tl.float64))
@@ -274,6 +317,6 @@ def judge_by_kernels(
         )
         _accept[(B,)](given, target, u, outs, n, k, V, **sizes, num_warps=1)
         _page_rest[(B, pages)](given, p, end, totals, n, V, PAGE=WIDE, num_warps=4)
-        sizes = dict(DEPTH=k, PAGE=WIDE, PAGES=triton.next_power_of_2(pages))
-        _end[(B,)](given, target, u, end, count, totals, (run, taken, report), n, V, pages, **sizes, num_warps=4)
+        size = constants(DEPTH=k, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), COLUMNS=COLUMNS)
+        _end[(B,)](given, target, u, (end, count), totals, (run, taken, report), n, V, pages, size, num_warps=4)
     return Verdicts(path, run, count, taken, report)

@@ -32,6 +32,7 @@ from minispec.gpu.decode import TreeSpeculator
 from minispec.gpu.weights import FastTransformer, Weights, norm, rope_and_store_torch
 from minispec.model import Config, rope_at
 from minispec.sampling import Coins, best_tokens, uniforms
+from minispec.sequence import Sequence
 from minispec.tree import verify_mask
 from minispec.verify import greedy
 
@@ -508,7 +509,7 @@ def test_verdicts(monkeypatch):
             best[1 % B, 0] = -1
             samplings = verdict.RowSamplings(B, V, torch.device(DEVICE))
             rows = [ms.Sampling(0.7) if row % 3 else ms.Sampling() for row in range(B)]
-            samplings.write(rows, [Coins(seed + row) for row in range(B)])
+            samplings.write(rows, [Sequence(row, [1], own, Coins(seed + row)) for row, own in enumerate(rows)])
             greedy = ~samplings.sampled(B)
             p[greedy] = F.one_hot(best[greedy].clamp(min=0), V).to(p)
             monkeypatch.setattr(samplings, "probs", lambda *_, p=p: p)

@@ -208,6 +208,23 @@ def test_nothing_changes_but_the_time(kind, scene, way, rule="token"):
     assert found.launched > max(3, 2 * found.dropped)
 
 
+NOISY = "model", "eagle", "medusa", "dflash", "dspark", "eagle, chain", "mtp", "dflash2, chain"
+
+
+@pytest.mark.parametrize(
+    "kind, scene", [*zip(NOISY, ("crowd", "steady", "budgeted", "aborted") * 2, strict=True), ("eagle", "preempted")]
+)
+def test_coupled_cycles_emit_what_generate_emits(kind, scene):
+    """Token for token, whatever is launched ahead, and by the same drafts as the host's."""
+    found, expected = (SCENES[scene](kind, ahead, way="mixed", rule="coupled") for ahead in (True, False))
+    assert found.launched > max(3, 2 * found.dropped) and expected.launched == 0
+    for served in (found, expected):
+        for id, (prompt, new, options) in served.asks.items():
+            out, alone = served.outs[id], ms.generate(model(), prompt, new, rule="coupled", **options)
+            assert out.error is None and out.tokens == alone.tokens[: len(out.tokens)]
+            assert len(out.tokens) == len(alone.tokens) or out.finish_reason == "abort"
+
+
 @pytest.mark.parametrize("scene", ["steady", *(pytest.param(scene, marks=nightly) for scene in ("crowd", "aborted"))])
 def test_blocks_are_judged_by_the_device_as_by_the_host(scene):
     test_nothing_changes_but_the_time("model", scene, "mixed", rule="block")
