@@ -311,10 +311,8 @@ def judge_by_kernels(
     p, target = p.contiguous(), (p.contiguous(), best.contiguous(), samplings.sheet)
     u = samplings.uniforms(B, slots, first)
     with torch.cuda.device_of(p):
-        outs, sizes = (
-            (path, run, end, count, report),
-            dict(CHAINS=chains, DEPTH=k, N=max(16, triton.next_power_of_2(n))),
-        )
+        outs = path, run, end, count, report
+        sizes = dict(CHAINS=chains, DEPTH=k, N=max(16, triton.next_power_of_2(n)), COLUMNS=COLUMNS)
         _accept[(B,)](given, target, u, outs, n, k, V, **sizes, num_warps=1)
         _page_rest[(B, pages)](given, p, end, totals, n, V, PAGE=WIDE, num_warps=4)
         size = constants(DEPTH=k, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), COLUMNS=COLUMNS)
