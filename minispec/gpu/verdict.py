@@ -32,24 +32,17 @@ COLUMNS = 6  # numbers of a row
 
 
 class Steps(NamedTuple):
-    """Which ways to sample there are in a batch: each combination is captured for itself."""
+    """Which ways to sample there are in a batch: each combination is captured for itself, hence there are few."""
 
-    greedy: bool  # some rows are
-    top_k: bool
-    top_p: bool
-    min_p: bool
+    mixed: bool  # some rows may be greedy
+    cuts: bool  # top_k, top_p or min_p
     coupled: bool = False  # by noise
 
     @classmethod
     def of(cls, samplings: Rows[Sampling], coupled: bool = False) -> Steps | None:
         """None: nobody samples."""
         sampled = [sampling.steps for sampling in samplings if not sampling.greedy]
-        ways = map(any, zip(*sampled, strict=True))
-        return cls(len(sampled) < len(samplings), *ways, coupled) if sampled else None
-
-    @property
-    def cuts(self) -> tuple[bool, bool, bool]:
-        return self[1:4]
+        return cls(len(samplings) > 1, any(map(any, sampled)), coupled) if sampled else None
 
 
 class RowSamplings:
@@ -95,14 +88,13 @@ class RowSamplings:
         numbers = self.sheet[: len(logits), :4, None, None].unbind(1)  # [B, 1, 1] each
         temperature, top_k, top_p, min_p = numbers
         temperature = torch.where(temperature > 0, temperature, 1.0)
-        if any(steps.cuts):
+        if steps.cuts:
             scores = logits.to(precise(logits))
             cuts = top_k.long().clamp(min=1), top_p, min_p  # 0 in rows of padding
-            cuts = (cut if used else None for cut, used in zip(cuts, steps.cuts, strict=True))
             p = truncate(scores / temperature.to(scores.dtype), *cuts)
         else:
             p = softmax(logits, temperature.flatten())
-        if steps.greedy:
+        if steps.mixed:
             certain = torch.arange(p.shape[-1], device=p.device) == best[..., None]
             p = torch.where(self.sampled(len(p))[:, None, None], p, certain.to(p.dtype))
         return p
