@@ -127,7 +127,9 @@ class Backend:
         key = kind, rows, k, rule, invariant.wanted()
         with self.lock:
             engine = self.idle.pop(key, None)
-        if engine is None or engine.pool.num_blocks < slots:
+        if engine is not None and engine.pool.num_blocks < slots:
+            engine.shutdown()
+        if engine is None or engine.closed:
             blocks = max(slots, self.room // BLOCK)
             sizes = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=rows)
             budget = max(MOST_TOKENS, rows * (1 + most))
@@ -138,9 +140,12 @@ class Backend:
     def keep(self, key: tuple, engine: Engine) -> None:
         """For the next call like this one: those that were used last."""
         with self.lock:
+            leaving = [self.idle.pop(key)] if key in self.idle else []  # another thread's, for the same kind of call
             self.idle[key] = engine
             while len(self.idle) > ENGINES:
-                self.idle.pop(next(iter(self.idle))).shutdown()
+                leaving.append(self.idle.pop(next(iter(self.idle))))
+        for other in leaving:
+            other.shutdown()
 
     def lent(self, backends: list[Backend], make: Callable):
         """What `make` makes of their leases; None: one of them is with another call."""

@@ -283,8 +283,9 @@ class Buckets(PagedPasses):
             tokens = own.own_choices(logits, best, offsets, steps)
         else:  # T = 1
             p = own.probs(logits, best, steps)[:, 0]  # [B, V]
-            tokens = pick(p, own.uniforms(B, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)[:, None]
-        self.best[: B * T] = torch.where(own.sampled(B)[:, None] & (best >= 0), tokens, best).flatten()
+            token = pick(p, own.uniforms(B, 1)[:, 0]).clamp(max=self.config.vocab_size - 1)[:, None]
+            tokens = torch.where(own.sampled(B)[:, None] & (best >= 0), token, best)
+        self.best[: B * T] = tokens.flatten()
         if T == 1:
             own.count(B, 1, 1)
 

@@ -303,6 +303,26 @@ def test_a_batch_reserves_what_it_needs(device):
         assert memory.capacity == 256 and engine.pool.max_tokens == 2048 and len(made) == 2
 
 
+def test_engines_that_are_replaced_are_shut_down(device):
+    """By one of another thread's call of the same kind, by a larger one, and by newer ones."""
+    target, drafter = slow(models(device)[0]), D.NGram()
+    backend, call = target.accelerate(), lambda count, k=3: ms.speculate(target, PROMPTS[0], drafter, k, count)
+    call(8)
+    ((key, first),) = backend.idle.items()
+    backend.idle.clear()
+    call(8)
+    second = backend.idle[key]
+    backend.keep(key, first)
+    assert second.closed and not first.closed and list(backend.idle.values()) == [first]
+    backend.room = 0
+    first.pool.num_blocks = 1
+    call(20)
+    assert first.closed and not backend.idle[key].closed
+    for k in range(4, 8):
+        call(8, k)
+    assert len(backend.idle) == 4 and key not in backend.idle
+
+
 def test_a_captured_prompt_leaves_what_an_eager_one_does(device):
     """In memory, lengths and hidden states; padding leaves nothing."""
     target, _ = models(device)
