@@ -202,6 +202,11 @@ def gumbel(noise: Tensor, tokens: Tensor) -> Tensor:
     return -(-u.log()).log()
 
 
+def noisy(logits: Tensor, temperature: Tensor, noise: Tensor, tokens: Tensor) -> Tensor:
+    """logits + T · g of tokens [v], whose best one is what `coupled` would choose of softmax(logits / T)."""
+    return logits + (temperature * gumbel(noise, tokens)).to(precise(logits))
+
+
 def coupled(p: Tensor, noise: Tensor, tokens: Tensor | None = None) -> Tensor:
     """argmax(log p + g) [...] of distributions p [..., V] over the ids `tokens` (None: 0 … V − 1), a sample of p that
     is a function of the noise [...]. Under the same noise similar distributions mostly give the same token (Daliri et

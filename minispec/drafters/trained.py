@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..load.folder import pack, write_folder
 from ..load.head_files import SIZES, fill, find_heads
 from ..load.model import Model
-from ..sampling import gumbel, noise_of, precise
+from ..sampling import noise_of, noisy
 from ..sequence import Sequence
 from .base import Draft, Drafter
 from .cache import StateCache
@@ -73,9 +73,9 @@ def with_noise(sequences: list[Sequence], logits: Tensor, ids: Tensor, ahead: Te
     sequences with T · g, so that the best is what a target with these logits would choose."""
     if sequences[0].noise is None or all(c.sampling.greedy for c in sequences):
         return logits
-    g = gumbel(noise_of(sequences, torch.as_tensor(ahead), logits.device), ids)  # [b, n, v]
+    noise = noise_of(sequences, torch.as_tensor(ahead), logits.device)  # [b, n]
     T = torch.tensor([c.sampling.temperature for c in sequences], device=logits.device)[:, None, None]
-    return logits + (T * g).to(precise(logits))
+    return noisy(logits, T, noise, ids)
 
 
 class HeadDrafter(Drafter):

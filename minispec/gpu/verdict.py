@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..sampling import GOLDEN, Sampling, coupled, gumbel, precise, signed, truncate
+from ..sampling import GOLDEN, Sampling, coupled, noisy, precise, signed, truncate
 from ..sequence import Sequence
 from ..tree import ancestors
 from ..verify import at, chain_batch, tree_batch
@@ -110,8 +110,8 @@ class RowSamplings:
     def with_noise(self, logits: Tensor, ids: Tensor, ahead: Tensor) -> Tensor:
         """A head's logits [B, w, v] of the tokens `ids` [v], so many positions `ahead` [w] of the next one, with T · g:
         trained.with_noise on the device."""
-        g = gumbel(self.noise[: len(logits), None] + ahead * GOLDEN, ids)
-        return logits + (self.sheet[: len(logits), 0, None, None] * g).to(precise(logits))
+        temperature, noise = self.sheet[: len(logits), 0, None, None], self.noise[: len(logits), None]
+        return noisy(logits, temperature, noise + ahead * GOLDEN, ids)
 
 
 def states_of(sequence: Sequence) -> tuple[int, int]:
